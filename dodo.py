@@ -1,0 +1,90 @@
+"""The pipeline on one page: image, sync -> probe -> unit -> run -> metrics -> check, and the groups that ask for them.
+
+doit orders and selects; each stage is fresh by its record (tasks/pipeline.py), not by doit's database.
+"""
+
+from tasks import invocation
+from tasks.console import Reporter
+
+PIPE = invocation.current()
+
+DOIT_CONFIG = {
+    "reporter": Reporter,
+    "backend": "sqlite3",
+    "dep_file": str(PIPE.database()),
+    "continue": True,
+    "verbosity": 2,
+    "num_process": PIPE.settings.jobs if PIPE.settings.jobs > 1 else 0,
+    "par_type": "thread",
+    "default_tasks": [],
+    "minversion": "0.37.0",
+}
+
+
+def _stage(stage, *needs):
+    """Make the doit task of a stage: up to date by its record, done by its action, an arrow to each stage it needs."""
+    return {
+        **({"basename": stage.kind, "name": stage.name} if stage.name else {"basename": stage.kind}),
+        "actions": [(PIPE.do, [stage])],
+        "uptodate": [lambda task, values: PIPE.is_fresh(stage)],
+        "targets": PIPE.artefacts(stage.task),
+        "file_dep": [file for need in needs for file in PIPE.artefacts(need)],
+        "task_dep": list(needs),
+        "doc": f"{stage.kind} {stage.name}".strip(),
+    }
+
+
+def task_image():
+    """The pinned image, or the environment of the local interpreter."""
+    return _stage(PIPE.image())
+
+
+def task_sync():
+    """Manifest, revision and frozen snapshot of Bridge, Core and NeMo-RL."""
+    return {"actions": [(PIPE.do_sync, [])]}
+
+
+def task_probe():
+    """Where every interpreter of a run takes Bridge, Core and NeMo-RL from."""
+    return _stage(PIPE.probe(), "image", "sync")
+
+
+def task_unit():
+    """Unit suites, no GPU."""
+    for suite in PIPE.levels.suites.values():
+        yield _stage(PIPE.unit(suite), "sync", "probe")
+
+
+def _case(case, first):
+    """Yield the three stages of a case."""
+    yield _stage(PIPE.run(case), *first)
+    yield _stage(PIPE.metrics(case), f"run:{case.id}")
+    yield _stage(PIPE.check(case), f"metrics:{case.id}", f"run:{case.id}", first[0])
+
+
+def task_cases():
+    """Every case of every level: `doit level0`, `doit level2.noncolocated`, `doit vlm`."""
+    for level in PIPE.levels.levels.values():
+        for case in level.cases:
+            yield from _case(case, ("probe", *(f"unit:{name}" for name in level.suites)))
+            yield {"basename": case.id, "actions": None, "task_dep": [f"check:{case.id}"], "doc": case.title}
+        wanted = [f"check:{case.id}" for case in level.required]
+        suites = [f"unit:{name}" for name in level.suites]
+        yield {"basename": level.id, "actions": None, "task_dep": [*suites, *wanted], "doc": level.title}
+
+
+def task_rehearse():
+    """The real script of a case on a CPU, tiny models and stand-ins; evidence of its own kind, never a level."""
+    yield {"basename": "cpu", "actions": [(PIPE.do_cpu, [])], "doc": "build the CPU environment of the rehearsals"}
+    yield _stage(PIPE.probe(environment_name="cpu"), "sync", "cpu")
+    for case in PIPE.asked_for("rehearse"):
+        yield from _case(case, ("probe-cpu",))
+        yield {"basename": "rehearse", "name": case.id.removeprefix("rehearse."), "actions": None, "task_dep": [f"check:{case.id}"]}
+
+
+def task_baseline():
+    """The same case with the Bridge that NeMo-RL vendors: is a failure new, pre-existing or the environment's?"""
+    yield _stage(PIPE.probe(environment_name="baseline"), "image", "sync")
+    for case in PIPE.asked_for("baseline"):
+        yield from _case(case, ("probe-baseline",))
+        yield {"basename": "baseline", "name": case.id.removeprefix("baseline."), "actions": None, "task_dep": [f"check:{case.id}"]}

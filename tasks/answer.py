@@ -1,0 +1,243 @@
+"""report.json: what was asked, what came of it, proved by what, on which exact revisions (contract.md, "Files")."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from tasks import __version__
+from tasks.files import read_json
+from tasks.settings import ROOT
+from tasks.verdict import Reason, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tasks.invocation import Invocation
+    from tasks.levels import Case, Suite
+    from tasks.pipeline import Outcome
+
+STAGES = ("image", "sync", "cpu", "probe", "probe-cpu", "probe-baseline")
+
+
+def compose(now: Invocation) -> dict[str, Any]:
+    """Return the report of an invocation as far as it has come; what has not run is Blocked, "not run yet"."""
+    from tasks.report import answer
+
+    report: dict[str, Any] = {
+        "schema": 1,
+        "workspace": now.workspace.name,
+        "demo": now.workspace.demo,
+        "requested": now.requested,
+        "provenance": provenance(now),
+        "suites": [_suite(now, now.levels.suites[t[5:]]) for t in now.planned if t.startswith("unit:")],
+        "cases": [_case(now, now.case(task[6:])) for task in now.planned if task.startswith("check:")],
+        "proofs": [],
+    }
+    probe = _stages(now)
+    if probe:
+        report["probe"] = probe
+    report["limitations"] = limitations(now, report)
+    report["follow_ups"] = follow_ups(report)
+    if report["suites"] or report["cases"] or any(t.startswith("probe") for t in now.planned):
+        verdict, sentence = answer.overall(report)
+    else:
+        verdict, sentence = _only_stages(now)
+    return {**report, "result": str(verdict), "sentence": sentence}
+
+
+def _only_stages(now: Invocation) -> tuple[Verdict, str]:
+    """Answer a request of nothing but `doit sync` or `doit image`: done, or why not."""
+    asked = [task for task in now.planned if task in STAGES]
+    for task in asked:
+        outcome = now.outcomes.get(task)
+        if outcome is None:
+            return Verdict.BLOCKED, f"{task} has not run yet"
+        if outcome.verdict is not Verdict.PASS:
+            return outcome.verdict, f"{task}: {outcome.reasons[0].text if outcome.reasons else outcome.verdict}"
+    return (Verdict.PASS, f"{', '.join(asked)} up to date") if asked else (Verdict.BLOCKED, "nothing was requested")
+
+
+def _stages(now: Invocation) -> dict[str, Any] | None:
+    """Return the import proof, or the stage before it that stopped everything: the first that is no Pass speaks."""
+    planned = [task for task in now.planned if task in STAGES]
+    if not any(task.startswith("probe") for task in planned):
+        return None
+    for task in planned:
+        outcome = now.outcomes.get(task)
+        if outcome is None:
+            continue
+        if outcome.verdict is not Verdict.PASS:
+            texts = [Reason(r.kind, r.subject, f"{task}: {r.text}", r.old, r.new) for r in outcome.reasons]
+            return {"verdict": str(outcome.verdict), "reasons": [r.as_dict() for r in texts], "cached": False}
+    last = [task for task in planned if task.startswith("probe")][-1]
+    outcome = now.outcomes.get(last)
+    if outcome is None:
+        return {"verdict": "Blocked", "reasons": [_not_run(last).as_dict()], "cached": False}
+    bridge = now.revision("bridge")["path"] if "probe-baseline" != last else "the vendored Bridge"
+    text = f"megatron.bridge, megatron.core and nemo_rl come from the trees under test ({bridge})"
+    return {"verdict": "Pass", "reasons": [], "text": text, "cached": outcome.cached}
+
+
+def _not_run(task: str) -> Reason:
+    return Reason("not_run", task, "not run yet")
+
+
+def _dependency(now: Invocation, task: str) -> Reason | None:
+    """Return why `task` never had its turn: the root that stopped it, not its direct parent."""
+    root = now.roots.get(task)
+    if root is None:
+        return None
+    outcome = now.outcomes.get(root)
+    why = f": {outcome.reasons[0].text}" if outcome and outcome.reasons else ""
+    verdict = str(outcome.verdict).lower() if outcome else "not a Pass"
+    return Reason("dependency", root, f"{root} {verdict}{why}")
+
+
+def provenance(now: Invocation) -> dict[str, Any]:
+    """Return the exact revisions, image, host and runner of this invocation."""
+    found: dict[str, Any] = {}
+    for kind in ("bridge", "mcore", "nemo_rl"):
+        known = read_json(now.workspace.artefact(kind)) if "sync" in now.outcomes else None
+        found[kind] = {k: v for k, v in (known or {"path": os.fspath(now.settings.checkout(kind))}).items() if k != "components"}
+    image = now.outcomes.get("image")
+    described = dict(image.record.artefact) if image and image.record else {}
+    found["image"] = {k: v for k, v in described.items() if k not in ("verdict", "reasons")}
+    found["host"] = os.uname().nodename
+    needs_gpus = any(task.startswith("run:") and now.case(task[4:]).gpus for task in now.planned)
+    found["gpus"] = list(now.gpus.models) if needs_gpus else []
+    found["runner"] = {"version": __version__, "sha": _runner_sha()}
+    return found
+
+
+def _runner_sha() -> str | None:
+    """Return the commit of this project without starting git: HEAD, or what it points at."""
+    git = ROOT / ".git"
+    try:
+        head = (git / "HEAD").read_text(encoding="ascii").strip()
+        if not head.startswith("ref: "):
+            return head
+        name = head.removeprefix("ref: ")
+        if (git / name).exists():
+            return (git / name).read_text(encoding="ascii").strip()
+        packed = (git / "packed-refs").read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None  # a wheel, or a work tree with a .git file: the version names it
+    return next((line.split(" ")[0] for line in packed if line.endswith(f" {name}")), None)
+
+
+def _verdict(now: Invocation, task: str) -> tuple[Outcome | None, str, list[dict[str, Any]]]:
+    outcome = now.outcomes.get(task)
+    if outcome is not None:
+        return outcome, str(outcome.verdict), [r.as_dict() for r in outcome.reasons]
+    reason = _dependency(now, task) or _not_run(task)
+    return None, str(Verdict.BLOCKED), [reason.as_dict()]
+
+
+def _suite(now: Invocation, suite: Suite) -> dict[str, Any]:
+    outcome, verdict, reasons = _verdict(now, f"unit:{suite.name}")
+    record = outcome.record if outcome else None
+    counts = (record.artefact.get("counts") if record else None) or {}
+    return {
+        "name": suite.name, "title": suite.title, "verdict": verdict, "reasons": reasons,
+        **{key: counts.get(key, 0) for key in ("tests", "failed", "errors", "skipped")},
+        "cached": bool(outcome and outcome.cached), "duration_s": record.duration_s if record else 0.0,
+        **({"path": record.artefact["attempt"]} if record and "attempt" in record.artefact else {}),
+    }  # fmt: skip
+
+
+def _case(now: Invocation, case: Case) -> dict[str, Any]:
+    run = now.outcomes.get(f"run:{case.id}")
+    for task in (f"check:{case.id}", f"metrics:{case.id}", f"run:{case.id}"):
+        outcome = now.outcomes.get(task)
+        if outcome is not None and (task.startswith("check:") or outcome.verdict is not Verdict.PASS):
+            verdict, reasons = str(outcome.verdict), [r.as_dict() for r in outcome.reasons]
+            break
+    else:
+        waiting = run is not None  # run is done, its verdict is on the way
+        outcome, verdict, reasons = None, "Blocked", [_not_run(case.id).as_dict()]
+        if not waiting:
+            outcome, verdict, reasons = _verdict(now, f"run:{case.id}")
+    check = now.outcomes.get(f"check:{case.id}")
+    judged: Mapping[str, Any] = check.record.artefact if check and check.record else {}
+    tried = list(run.record.artefact.get("attempts", [])) if run and run.record else []
+    cached = bool(run and run.cached and check)
+    if cached and verdict == "Pass" and now.settings.require_executed and run and run.record:
+        verdict = str(Verdict.BLOCKED)
+        text = f"cached: ran {run.record.finished}; require_executed=1 asks for a run of its own (fresh=1)"
+        reasons = [Reason("cached", case.id, text).as_dict()]
+    entry: dict[str, Any] = {
+        "id": case.id, "level": case.level, "case": case.name, "title": case.title,
+        "rehearsal": case.id.startswith("rehearse."), "verdict": verdict, "reasons": reasons, "cached": cached,
+        "attempts": [{k: t.get(k) for k in ("id", "path", "rc", "reason", "started", "duration_s", "gpus")} for t in tried],
+        "steps": judged.get("steps") or {"requested": case.steps, "reached": 0},
+        "checks": judged.get("checks") or [_unevaluated(expr) for expr in case.checks],
+        "command": list(run.record.artefact.get("command", [])) if run and run.record else list(case.argv()),
+        "metrics": f"{tried[-1]['path']}/metrics.json" if tried and judged else None,
+        "baseline": baseline(now, case, verdict, judged),
+        "model": case.model, "gpus_wanted": case.gpus, "first_error": judged.get("first_error"),
+        "class": judged.get("class"), "flaky": len(tried) > 1 and verdict == "Pass", "limitations": list(case.limitations),
+    }  # fmt: skip
+    if cached and run and run.record:
+        entry["cached_from"] = {
+            "when": run.record.finished, "host": run.record.host, "gpus": list(run.record.gpus), "attempt": tried[-1]["id"]
+        }  # fmt: skip
+    if case.quarantine:
+        held = case.quarantine
+        entry["quarantine"] = {"reason": held.reason, "owner": held.owner, "until": held.until}
+    return entry
+
+
+def _unevaluated(expr: str) -> dict[str, Any]:
+    """Return a check that had no turn: never silent, never a Pass."""
+    return {"expr": expr, "verdict": str(Verdict.FAIL), "value": None, "limit": None, "text": f"not evaluated: {expr}"}
+
+
+def baseline(now: Invocation, case: Case, verdict: str, judged: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Compare a case that is no Pass with the newest run of the vendored Bridge: new, pre-existing or environment."""
+    if case.id.startswith(("baseline.", "rehearse.")):
+        return None
+    known = now.records.latest("check", f"baseline.{case.id}")
+    if known is None or verdict not in ("Fail", "Blocked"):
+        return None
+    theirs = {c["expr"]: c for c in known.artefact.get("checks", [])}
+    same = [
+        c["expr"] for c in judged.get("checks", [])
+        if c["verdict"] == "Fail" and theirs.get(c["expr"], {}).get("value") == c["value"] and c["value"] is not None
+    ]  # fmt: skip
+    word = {"Pass": "new", "Fail": "pre-existing", "Blocked": "environment"}.get(str(known.artefact["verdict"]), "unknown")
+    text = {
+        "new": "the vendored Bridge passes: the failure is new with this change",
+        "pre-existing": "the vendored Bridge fails, too" + (f", with the same value: {same[0]}" if same else ""),
+        "environment": "the vendored Bridge is Blocked, too: the environment is the cause",
+    }.get(word, "the baseline has no verdict")
+    return {"verdict": known.artefact["verdict"], "finding": word, "text": text, "when": known.finished}
+
+
+def limitations(now: Invocation, report: Mapping[str, Any]) -> list[str]:
+    """Return what this report does not show: each level's own limits and what was special about this run."""
+    found: list[str] = []
+    if report["demo"]:
+        found.append("demo workspace: generated miniature repositories, no statement about Megatron-Bridge or NeMo-RL")
+    if any(case["rehearsal"] for case in report["cases"]):
+        found.append("rehearsal: tiny models and CPU stand-ins, never a level's Pass")
+    ran = {case["level"] for case in report["cases"] if not case["rehearsal"]}
+    for level in now.levels.levels.values():
+        if level.id in ran:
+            found += [f"{level.id} does not prove: {text}" for text in level.does_not_prove]
+    for case in report["cases"]:
+        found += [f"{case['id']}: {text}" for text in case["limitations"]]
+    if now.settings.overrides:
+        found.append(f"overrides of the command line: {' '.join(now.settings.overrides)}")
+    return list(dict.fromkeys(found))
+
+
+def follow_ups(report: Mapping[str, Any]) -> list[str]:
+    """Return the next commands to type, the most useful first."""
+    found = []
+    for case in report["cases"]:
+        if case["verdict"] == "Fail" and case["class"] == "undecided" and not case["baseline"]:
+            found.append(f"doit baseline:{case['id']}")
+        if case["verdict"] in ("Fail", "Blocked") and case["attempts"]:
+            found.append(f"doit why {case['id']}")
+    return list(dict.fromkeys(found))

@@ -1,0 +1,215 @@
+"""One execution of anything: a folder of its own, the trees it runs in, the agent under a runtime, what it left behind.
+
+Probe, unit suites and cases all go through `perform`; they differ in their command and in how they are judged.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks import cpu, environment, snapshot
+from tasks.files import read_json, write_json
+from tasks.runtimes import Job, Mount
+from tasks.settings import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tasks.cpu import CpuEnvironment
+    from tasks.runtimes import Runtime
+
+AGENT = ROOT / "containers"
+TERM_GRACE_S = 10.0
+SHM_BYTES = 64 << 30  # NeMo-RL's README and CI both start the image with --shm-size=64g
+NOT_EVIDENCE = ("work", "home", "cpu")  # trees and caches an attempt ran in
+WRITABLE = ("mcore", "nemo_rl")  # Core compiles its helpers in place, scripts write below NeMo-RL
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A frozen tree of one kind: `path` on the host, `digest` of the whole, `components` of its parts."""
+
+    kind: str
+    path: Path
+    digest: str
+    components: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where attempts run: the runtime, the interpreter as it sees it, the image, and the CPU stand-ins if it has them."""
+
+    runtime: Runtime
+    interpreter: str
+    image: Mapping[str, Any]
+    cpu: CpuEnvironment | None = None
+    rehearsal: bool = False
+
+    def root(self, kind: str, attempt: Path, trees: Mapping[str, Tree]) -> str:
+        """Return where the tree of `kind` is for the run: the attempt's work copy, or the snapshot itself."""
+        host = attempt / "work" / kind if kind in WRITABLE else trees[kind].path
+        return self.runtime.target(kind, host)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run: `argv` (paths as the run sees them), in the tree `cwd`, and its limits in seconds.
+
+    `gpus` are real ones, or pretended ones where the place has stand-ins; `standins` and `cuda` are for the latter.
+    """
+
+    argv: tuple[str, ...]
+    cwd: str
+    timeout_s: float
+    env: Mapping[str, str] = field(default_factory=dict)
+    gpus: int = 0
+    done_pattern: str | None = None
+    grace_s: float = 60.0
+    silence_s: float | None = None
+    network: bool = False
+    standins: tuple[str, ...] = ()
+    cuda: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A finished execution: its folder, exit.json (None if the agent never wrote it) and the engine's word."""
+
+    id: str
+    folder: Path
+    exit: Mapping[str, Any] | None
+    engine_reason: str
+    engine_detail: str
+
+
+def new_folder(home: Path, name: str) -> Path:
+    """Make and return a fresh attempt folder; the name sorts by time and is never used twice."""
+    while True:
+        folder = home / name / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+
+
+def perform(
+    place: Place,
+    trees: Mapping[str, Tree],
+    folder: Path,
+    command: Callable[[Mapping[str, str]], Command],
+    *,
+    stop: threading.Event,
+    poll: Callable[[], None],
+    labels: Mapping[str, str],
+) -> Attempt:
+    """Run one command in `folder` and return what happened; never raises for what the command does.
+
+    `command` gets the run-time paths of "bridge", "mcore", "nemo_rl", "attempt" and "agent". Raises UserError when
+    trees cannot be copied or the engine refuses to start.
+    """
+    for name in ("home", "origins", "work", "logs"):
+        (folder / name).mkdir(exist_ok=True)
+    for kind in WRITABLE:
+        snapshot.work_copy(trees[kind].path, folder / "work" / kind)
+    paths = {kind: place.root(kind, folder, trees) for kind in ("bridge", *WRITABLE)}
+    paths["attempt"] = place.runtime.target("attempt", folder)
+    paths["agent"] = place.runtime.target("agent", AGENT)
+    what = command(paths)
+    local = place.runtime.name == "local"
+    pretended = (
+        cpu.environment(place.cpu, folder, gpus=max(1, what.gpus), standins=what.standins, cuda=what.cuda)
+        if place.cpu
+        else None
+    )
+    # Unix sockets of Ray end at 107 bytes: its folder must be short, and it must be ours alone
+    ray = Path(tempfile.mkdtemp(prefix="e2e-ray-")) if local and pretended is None else None
+    user = environment.passed(os.environ)
+    env = environment.compose(
+        user=user,
+        case={**({} if pretended is None else without_ours(pretended.env)), **what.env},
+        pythonpath=(
+            f"{paths['bridge']}/src", paths["mcore"], paths["nemo_rl"], f"{paths['agent']}/origins",
+            *(pretended.pythonpath if pretended else ()),
+        ),
+        attempt=paths["attempt"],
+        interpreter=place.interpreter,
+        local=local,
+        ray_folder=ray,
+    )  # fmt: skip
+    hidden = environment.secret_names(os.environ)
+    spec = {
+        "schema": 1, "id": folder.name, "argv": list(what.argv), "cwd": what.cwd, "env": env, "secrets": list(hidden),
+        "log": f"{paths['attempt']}/run.log", "exit": f"{paths['attempt']}/exit.json", "timeout_s": what.timeout_s,
+        "done_pattern": what.done_pattern, "grace_s": what.grace_s, "term_grace_s": TERM_GRACE_S,
+        "silence_s": what.silence_s, "owner": place.runtime.owner(), "give_back": [paths["attempt"]],
+    }  # fmt: skip
+    write_json(folder / "spec.json", spec)
+    job = Job(
+        id=folder.name,
+        argv=(f"{paths['agent']}/agent.py", f"{paths['attempt']}/spec.json"),
+        interpreter=place.interpreter,
+        mounts=(*_mounts(trees, folder, paths), *_host_folders(user)),
+        env=env,
+        secrets=hidden,
+        gpus=0 if place.cpu else what.gpus,
+        timeout_s=what.timeout_s + what.grace_s + 3 * TERM_GRACE_S,
+        shm_bytes=SHM_BYTES,
+        labels=labels,
+        network=what.network,
+        folder=folder,
+    )
+    try:
+        ended = place.runtime.run(job, stop=stop, poll=poll)
+    finally:
+        if ray is not None:
+            shutil.rmtree(ray, ignore_errors=True)
+        if pretended is not None:
+            cpu.release(folder)
+    return Attempt(folder.name, folder, read_json(folder / "exit.json"), ended.reason, ended.detail)
+
+
+def without_ours(pretended: Mapping[str, str]) -> dict[str, str]:
+    """Return the CPU environment's variables but for those that every attempt has a private place for anyway."""
+    return {k: v for k, v in pretended.items() if k not in ("HOME", "NRL_MEGATRON_CHECKPOINT_DIR")}
+
+
+def _mounts(trees: Mapping[str, Tree], folder: Path, paths: Mapping[str, str]) -> Sequence[Mount]:
+    hosts = {"bridge": trees["bridge"].path, "attempt": folder, "agent": AGENT}
+    hosts |= {kind: folder / "work" / kind for kind in WRITABLE}
+    return [
+        Mount(source=host, target=paths[kind], read_only=kind in ("bridge", "agent")) for kind, host in hosts.items()
+    ]
+
+
+def _host_folders(user: Mapping[str, str]) -> list[Mount]:
+    """Mount the user's caches where they are; nested ones once."""
+    found = sorted({Path(user[n]) for n in environment.HOST_FOLDERS if n in user and Path(user[n]).is_dir()})
+    outer = [p for p in found if not any(q != p and q in p.parents for q in found)]
+    return [Mount(source=p, target=os.fspath(p), read_only=False) for p in outer]
+
+
+def evidence_files(folder: Path, workspace: Path) -> dict[str, str]:
+    """Return path below the workspace -> SHA-256 of every file of an attempt that a verdict may rest on."""
+    from tasks.files import sha256_file
+
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder).parts[0]
+        if path.is_file() and not path.is_symlink() and inside not in NOT_EVIDENCE:
+            found[os.fspath(path.relative_to(workspace))] = sha256_file(path)
+    return found
+
+
+def clear_work(folder: Path) -> None:
+    """Remove the trees and caches an attempt ran in; evidence lies beside them and stays."""
+    for name in NOT_EVIDENCE:
+        shutil.rmtree(folder / name, ignore_errors=True)

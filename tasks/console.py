@@ -1,0 +1,286 @@
+"""What a person or a program sees while doit runs: one line an event, live where there is a terminal, JSON on request.
+
+`Reporter` is doit's reporter protocol; it writes the report after every task and the answer at the end, and it stops
+what runs when the process is told to stop. A face only prints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TextIO
+
+from tasks.verdict import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from doit.exceptions import BaseFail
+    from doit.task import Task
+
+    from tasks.invocation import Invocation
+
+TAIL_BYTES = 8192
+STEP = re.compile(rb"=+ Step (\d+)/(\d+) =+")
+PROGRESS_S = 1.0  # a log's end is read at most this often
+COLOURS = {"Pass": "32", "Fail": "31", "Blocked": "33", "Skipped": "36"}
+
+
+class Face(Protocol):
+    """How events are shown."""
+
+    def show(self, kind: str, subject: str, text: str, **facts: Any) -> None:
+        """Show one event: kind "start", "progress", "step", "done", "stale" or "result"."""
+
+    def close(self) -> None:
+        """Give the terminal back."""
+
+
+class Plain:
+    """Lines with a time stamp, for logs and pipes."""
+
+    def __init__(self, out: TextIO, *, colour: bool) -> None:
+        self.out, self.colour = out, colour
+
+    def show(self, kind: str, subject: str, text: str, **facts: Any) -> None:
+        """Print one line; the answer's lines have no time stamp, so that the last line is the contract's."""
+        if kind == "result":
+            line = text
+        else:
+            verdict = facts.get("verdict", "")
+            mark = f"{verdict}{' (cached)' if facts.get('cached') else ''}" if verdict else "..."
+            if self.colour and verdict:
+                mark = f"\x1b[{COLOURS.get(verdict, '0')}m{mark}\x1b[0m"
+            line = f"{time.strftime('%H:%M:%S')} {subject}: {mark} {text}".rstrip()
+        print(line, file=self.out, flush=True)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class Json:
+    """One JSON event a line, for programs."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.out = out
+
+    def show(self, kind: str, subject: str, text: str, **facts: Any) -> None:
+        """Print one event."""
+        event = {"event": kind, "subject": subject, "text": text, "time": time.time(), **facts}
+        print(json.dumps(event, default=str), file=self.out, flush=True)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class Live:
+    """A terminal: finished stages scroll by, what runs stays in the last line with its time, step and newest output."""
+
+    def __init__(self, out: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live as RichLive
+
+        self.console = Console(file=out, highlight=False)
+        self.plain = Plain(out, colour=False)
+        self.running: dict[str, tuple[float, str, str]] = {}
+        self.lock = threading.Lock()
+        self.live = RichLive(get_renderable=self._render, console=self.console, refresh_per_second=4, transient=True)
+        self.live.start()
+
+    def _render(self) -> Any:
+        from rich.text import Text
+
+        with self.lock:
+            lines = [
+                Text(f"{time.monotonic() - since:6.0f} s  {subject}  {step}  {last}", no_wrap=True, overflow="ellipsis")
+                for subject, (since, step, last) in self.running.items()
+            ]
+        return Text("\n").join(lines)
+
+    def show(self, kind: str, subject: str, text: str, **facts: Any) -> None:
+        """Update the live line, or print a finished stage above it."""
+        from rich.text import Text
+
+        with self.lock:
+            since, step, last = self.running.get(subject, (time.monotonic(), "", ""))
+            if kind == "start":
+                self.running[subject] = (time.monotonic(), "", "")
+            elif kind == "step":
+                self.running[subject] = (since, text, str(facts.get("last", last)))
+            elif kind == "progress":
+                self.running[subject] = (since, step, text)
+            elif kind == "done":
+                self.running.pop(subject, None)
+        if kind == "done":
+            style = {"Pass": "green", "Fail": "bold red", "Blocked": "yellow"}.get(facts.get("verdict", ""), "cyan")
+            mark = f"{facts.get('verdict', '')}{' (cached)' if facts.get('cached') else ''}"
+            self.console.print(Text.assemble((f"{mark:16}", style), subject, "  ", text))
+        elif kind == "result":
+            self.close()
+            self.plain.show(kind, subject, text, **facts)
+
+    def close(self) -> None:
+        """Stop the live line and give the cursor back."""
+        self.live.stop()
+
+
+def face(out: TextIO, *, as_json: bool) -> Face:
+    """Return the face for this output: JSON on request, live on a terminal, lines elsewhere (NO_COLOR: no colours)."""
+    if as_json:
+        return Json(out)
+    if out.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR"):
+        return Live(out)
+    return Plain(out, colour=False)
+
+
+def look_at(log: Path) -> tuple[str, str]:
+    """Return ("step 1/2", last line) from the end of a growing log; empty strings while there is nothing."""
+    try:
+        with log.open("rb") as source:
+            source.seek(0, os.SEEK_END)
+            source.seek(max(0, source.tell() - TAIL_BYTES))
+            tail = source.read()
+    except OSError:
+        return "", ""
+    steps = STEP.findall(tail)
+    lines = [line for line in tail.replace(b"\r", b"\n").split(b"\n") if line.strip()]
+    last = lines[-1].decode("utf-8", "replace")[:160] if lines else ""
+    last = re.sub(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f]", "", last)
+    return (f"step {int(steps[-1][0])}/{int(steps[-1][1])}" if steps else ""), last
+
+
+class Reporter:
+    """doit's reporter: doit calls, this passes on; its words are Pass, Fail, Blocked, Skipped."""
+
+    desc = "verdicts, live or as lines"
+    as_json: ClassVar[bool] = False
+
+    def __init__(self, outstream: TextIO, _options: Mapping[str, Any]) -> None:
+        from tasks import invocation
+
+        self.now: Invocation = invocation.current()
+        self.face = face(outstream if outstream is not sys.stdout else sys.stdout, as_json=type(self).as_json)
+        self.now.listeners.append(self._heard)
+        self.begun = False
+        self._looked: dict[str, tuple[float, str]] = {}
+        self.answer: tuple[Verdict, str] | None = None
+
+    # what the pipeline tells ----------------------------------------------------------------------------------------
+
+    def _heard(self, kind: str, subject: str, facts: Mapping[str, Any]) -> None:
+        if kind == "progress":
+            self.face.show("progress", subject, facts["text"])
+        elif kind == "stale":
+            self.face.show("progress", subject, f"stale: {facts['reason'].text}")
+        elif kind == "poll":
+            when, before = self._looked.get(subject, (0.0, ""))
+            if time.monotonic() - when < PROGRESS_S:
+                return
+            step, last = look_at(facts["folder"] / "run.log")
+            self._looked[subject] = (time.monotonic(), step or before)
+            if isinstance(self.face, Live) or (step and step != before):
+                self.face.show("step", subject, step or before, last=last)
+
+    # what doit tells ------------------------------------------------------------------------------------------------
+
+    def initialize(self, tasks: Mapping[str, Task], selected: list[str]) -> None:
+        """Begin: everything that the selected tasks need is the plan of the report."""
+        planned: dict[str, None] = {}
+
+        def add(name: str) -> None:
+            if name not in planned and name in tasks:
+                for needed in tasks[name].task_dep:
+                    add(needed)
+                if tasks[name].actions:
+                    planned[name] = None
+
+        for name in selected:
+            add(name)
+        self.now.begin(selected, planned)
+        self.begun = True
+
+    def get_status(self, task: Task) -> None:
+        """Notice that doit asks whether a task is fresh."""
+
+    def execute_task(self, task: Task) -> None:
+        """Show that a task starts."""
+        if task.actions:
+            self.face.show("start", task.name, "")
+
+    def _finished(self, task: Task) -> None:
+        outcome = self.now.outcomes.get(task.name)
+        if outcome is not None:
+            text = outcome.reasons[0].text if outcome.reasons else ""
+            more = len(outcome.reasons) - 1
+            text = text.splitlines()[0] if text else ""
+            text += f" (and {more} more)" if more > 0 else ""
+            verdict = "" if outcome.verdict is Verdict.PASS and task.name.startswith("run:") else str(outcome.verdict)
+            self.face.show("done", task.name, text or "done" * (not verdict), verdict=verdict, cached=outcome.cached)
+        if not task.name.startswith("metrics:"):
+            self.now.write_report()
+
+    def add_success(self, task: Task) -> None:
+        """Show a finished task."""
+        self._finished(task)
+
+    def skip_uptodate(self, task: Task) -> None:
+        """Show a reused task."""
+        self._finished(task)
+
+    def skip_ignore(self, task: Task) -> None:
+        """Show a task that the user told doit to ignore: it is not done, so it is no Pass."""
+        self.face.show("progress", task.name, "ignored by `doit ignore`; `doit forget` takes that back")
+
+    def add_failure(self, task: Task, fail: BaseFail) -> None:
+        """Show a task that is no Pass; one that had no turn names the root that stopped it."""
+        if task.name not in self.now.outcomes and type(fail).__name__ == "UnmetDependency":
+            parents = [dep for dep in task.task_dep if dep in self.now.roots or self._is_bad(dep)]
+            root = self.now.roots.get(parents[0], parents[0]) if parents else "an earlier stage"
+            self.now.depend(task.name, root)
+            return
+        if task.name not in self.now.outcomes:
+            cause = getattr(fail, "exception", None) or RuntimeError(fail.get_msg().strip().splitlines()[-1])
+            self.now.block(task.name, cause)
+            self._keep_traceback(task, fail)
+        self._finished(task)
+
+    def _is_bad(self, name: str) -> bool:
+        outcome = self.now.outcomes.get(name)
+        return outcome is not None and outcome.verdict is not Verdict.PASS
+
+    def _keep_traceback(self, task: Task, fail: BaseFail) -> None:
+        path = self.now.workspace.root / "internal-error.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{task.name}\n{fail.get_msg()}\n", encoding="utf-8")
+        self.face.show("progress", task.name, f"internal error, please report it: {path}")
+
+    def cleanup_error(self, exception: BaseFail) -> None:
+        """Show an error of doit's clean-up."""
+        self.face.show("progress", "doit", exception.get_msg())
+
+    def runtime_error(self, msg: str) -> None:
+        """Show an error of doit itself."""
+        self.face.show("progress", "doit", msg)
+
+    def teardown_task(self, task: Task) -> None:
+        """Notice a teardown; no task of ours has one."""
+
+    def complete_run(self) -> None:
+        """Write the last report and say the answer, also after Ctrl-C and SIGTERM."""
+        if not self.begun:
+            self.face.close()
+            return
+        verdict, sentence = self.now.finish()
+        interrupted = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit)) or self.now.stop.is_set()
+        if interrupted and verdict is Verdict.PASS:
+            verdict, sentence = Verdict.BLOCKED, "interrupted"
+        self.answer = (verdict, sentence)
+        page = self.now.workspace.report / "index.html"
+        self.face.show("result", "result", f"Result: {verdict} - {sentence}", verdict=str(verdict))
+        self.face.show("result", "report", f"Report: {page}", path=str(page))
+        self.face.close()

@@ -1,0 +1,1 @@
+"""Providers, and the bridges of the model families."""

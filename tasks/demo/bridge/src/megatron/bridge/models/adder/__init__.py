@@ -1,0 +1,1 @@
+"""The one family of the demo: a small decoder that adds two digits."""

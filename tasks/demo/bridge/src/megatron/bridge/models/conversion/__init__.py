@@ -1,0 +1,1 @@
+"""Weight mappings and the conversion that walks them."""

@@ -1,0 +1,1 @@
+"""Optimizer, loss scale, run state, checkpoints."""

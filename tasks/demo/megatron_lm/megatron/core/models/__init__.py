@@ -1,0 +1,1 @@
+"""Models in Megatron's fused layout."""

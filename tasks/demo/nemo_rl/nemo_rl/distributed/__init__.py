@@ -1,0 +1,1 @@
+"""Workers: processes of their own."""

@@ -1,0 +1,1 @@
+"""Policies, generators, and the checkpoint that both start from."""

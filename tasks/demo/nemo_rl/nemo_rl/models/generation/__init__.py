@@ -1,0 +1,1 @@
+"""Generation in Hugging Face's layout."""

@@ -1,0 +1,34 @@
+#!/bin/bash
+# The same with generation in a process of its own: weights travel between the two.
+set -eou pipefail
+
+SCRIPT_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)
+PROJECT_ROOT=$(realpath "$SCRIPT_DIR/../..")
+EXP_DIR=$SCRIPT_DIR/$(basename "$0" .sh)
+LOG_DIR=$EXP_DIR/logs
+JSON_METRICS=$EXP_DIR/metrics.json
+RUN_LOG=$EXP_DIR/run.log
+export PYTHONPATH=$PROJECT_ROOT:${PYTHONPATH:-}
+export OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 # tiny matrices: more threads only wait for each other
+PYTHON=${NRL_PYTHON:-python}
+
+rm -rf "$EXP_DIR"
+mkdir -p "$LOG_DIR"
+cd "$PROJECT_ROOT"
+$PYTHON examples/run_grpo.py \
+    --config examples/configs/grpo_math_1B_megatron.yaml \
+    grpo.num_prompts_per_step=8 \
+    grpo.num_generations_per_prompt=8 \
+    policy.train_global_batch_size=32 \
+    grpo.max_num_steps=2 \
+    policy.generation.colocated.enabled=false \
+    policy.generation.colocated.resources.gpus_per_node=0 \
+    logger.tensorboard_enabled=true \
+    logger.log_dir="$LOG_DIR" \
+    checkpointing.enabled=false \
+    $@ \
+    2>&1 | tee "$RUN_LOG"
+
+$PYTHON tests/json_dump_tb_logs.py "$LOG_DIR" --output_path "$JSON_METRICS"
+$PYTHON tests/check_metrics.py "$JSON_METRICS" \
+    'max(data["train/token_mult_prob_error"]) < 1.05'

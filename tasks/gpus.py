@@ -1,0 +1,60 @@
+"""Which GPUs this host shows: asked of nvidia-smi by argv, judged before anything is started."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+
+from tasks.verdict import Reason
+
+TIMEOUT_S = 30
+_LINE = re.compile(r"GPU \d+: (?P<model>.+?) \(UUID: [^)]+\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """The models seen, one entry a GPU, and why there is no answer (None: nvidia-smi answered)."""
+
+    models: tuple[str, ...]
+    driver: str = ""
+    problem: str | None = None
+
+    def label(self) -> str:
+        """Return the GPUs as the input digest and a cached Pass name them, e.g. "2x NVIDIA H200, driver 580.82"."""
+        kinds = sorted(set(self.models))
+        counted = ", ".join(f"{self.models.count(kind)}x {kind}" for kind in kinds) or "none"
+        return f"{counted}, driver {self.driver}" if self.driver else counted
+
+
+def _ask(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["nvidia-smi", *args], capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False
+    )
+
+
+def visible() -> Gpus:
+    """Return the GPUs that nvidia-smi lists; never raises."""
+    try:
+        listed = _ask("-L")
+        if listed.returncode:
+            return Gpus((), problem=f"nvidia-smi failed (rc {listed.returncode})")
+        models = tuple(m["model"] for m in map(_LINE.match, listed.stdout.splitlines()) if m)
+        asked = _ask("--query-gpu=driver_version", "--format=csv,noheader") if models else None
+    except FileNotFoundError:
+        return Gpus((), problem="nvidia-smi is not on PATH")
+    except subprocess.TimeoutExpired:
+        return Gpus((), problem=f"nvidia-smi gave no answer within {TIMEOUT_S} s")
+    except OSError as error:
+        return Gpus((), problem=f"nvidia-smi cannot be started: {error.strerror}")
+    version = re.search(r"^\s*(\d+(?:\.\d+)+)\s*$", asked.stdout, re.MULTILINE) if asked else None
+    return Gpus(models, version[1] if version else "")
+
+
+def lacking(wanted: int, gpus: Gpus) -> Reason | None:
+    """Return why `wanted` GPUs cannot be had, or None."""
+    if wanted <= len(gpus.models):
+        return None
+    seen = gpus.problem or f"{len(gpus.models)} of {wanted} GPUs"
+    text = f"needs {wanted} GPUs: {seen}"
+    return Reason("gpus", "nvidia-smi", text, str(wanted), str(len(gpus.models)))

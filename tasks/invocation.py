@@ -1,0 +1,158 @@
+"""One call of doit: the pipeline with its lock, its doit-facing actions, its reports and its exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import ExitStack
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tasks import answer, records, settings
+from tasks.errors import UserError
+from tasks.pipeline import Outcome, Pipeline, Stage
+from tasks.verdict import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from doit.exceptions import TaskFailed
+
+    from tasks.levels import Case
+
+EXIT = {Verdict.PASS: 0, Verdict.SKIPPED: 0, Verdict.FAIL: 1, Verdict.BLOCKED: 2}
+
+
+class Invocation(Pipeline):
+    """The pipeline as dodo.py and the console see it."""
+
+    def __init__(self, chosen: settings.Settings) -> None:
+        super().__init__(chosen)
+        self.requested: list[str] = []
+        self.planned: list[str] = []
+        self.roots: dict[str, str] = {}
+        self.report: dict[str, Any] | None = None
+        self._held = ExitStack()
+
+    # for dodo.py ----------------------------------------------------------------------------------------------------
+
+    def database(self) -> Path:
+        """Return doit's database; an accelerator of doit's own checks, never the truth."""
+        self.settings.build.mkdir(parents=True, exist_ok=True)
+        return self.settings.build / ".doit.db"
+
+    @cached_property
+    def _has_checkouts(self) -> bool:
+        try:
+            return bool(self.workspace)
+        except UserError:
+            return False
+
+    def artefacts(self, task: str) -> list[str]:
+        """Return the artefact file of a task, as doit wants it; none while no checkout is named (`doit list`)."""
+        if not self._has_checkouts or task in ("sync", "cpu"):
+            return []
+        return [os.fspath(self.workspace.artefact(*task.partition(":")[::2]))]
+
+    def asked_for(self, prefix: str) -> Iterator[Case]:
+        """Yield the cases in their `prefix` form ("rehearse", "baseline"), if the command line speaks of them at all."""
+        if any(word.startswith(prefix) or word in ("list", "tabcompletion") for word in sys.argv[1:]):
+            for case in self.levels.cases():
+                if prefix == "baseline" or (case.rehearsal and case.rehearsal.supported):
+                    yield self.case(f"{prefix}.{case.id}")
+
+    def is_fresh(self, stage: Stage) -> bool:
+        """Return whether a record makes the stage fresh: doit's `uptodate`."""
+        try:
+            return self.reuse(stage)
+        except (UserError, OSError):
+            return False  # the action meets the same error and reports it
+
+    def do(self, stage: Stage) -> bool | TaskFailed:
+        """Bring the stage up to date: doit's action. A verdict that is no Pass stops what depends on it."""
+        try:
+            outcome = self.outcomes.get(stage.task)
+            if outcome is None or not outcome.cached:
+                outcome = self.outcomes[stage.task] if self.reuse(stage) else self.execute(stage)
+        except (UserError, OSError) as error:
+            outcome = self.block(stage.task, error if isinstance(error, UserError) else UserError(str(error)))
+        return self._to_doit(outcome)
+
+    def do_sync(self) -> bool | TaskFailed:
+        """Do the sync stage: doit's action."""
+        try:
+            self.sync()
+        except (UserError, OSError) as error:
+            return self._to_doit(self.block("sync", error if isinstance(error, UserError) else UserError(str(error))))
+        return True
+
+    def do_cpu(self) -> bool | TaskFailed:
+        """Build the CPU environment of the rehearsals if it is not there: doit's action."""
+        try:
+            self.outcomes["cpu"] = Outcome(Verdict.PASS) if self.cpu_place else Outcome(Verdict.BLOCKED)
+        except (UserError, OSError) as error:
+            return self._to_doit(self.block("cpu", error if isinstance(error, UserError) else UserError(str(error))))
+        return True
+
+    @staticmethod
+    def _to_doit(outcome: Outcome) -> bool | TaskFailed:
+        if outcome.verdict is Verdict.PASS:
+            return True
+        from doit.exceptions import TaskFailed
+
+        return TaskFailed("; ".join(r.text for r in outcome.reasons) or outcome.verdict, report=False)
+
+    # for the console ------------------------------------------------------------------------------------------------
+
+    def begin(self, requested: Iterable[str], planned: Iterable[str]) -> None:
+        """Take the workspace, stop what dead runs left, and write a report in which nothing has run yet."""
+        self.requested, self.planned = list(requested), list(planned)
+        root = self.workspace.root
+        self._held.enter_context(
+            records.lock(root / "lock", self.settings.wait_s, "one run a workspace", lambda t: self.tell("progress", "lock", text=t))
+        )
+        if self.settings.runtime in ("docker", "podman") or any(t.startswith("run:rehearse") for t in self.planned):
+            for line in self.collect_orphans():
+                self.tell("progress", "orphans", text=line)
+        self.write_report()
+
+    def collect_orphans(self) -> list[str]:
+        """Stop what provably dead runs of ours left behind; an engine that does not answer is the probe's to report."""
+        try:
+            return self.place.runtime.collect_orphans()
+        except UserError:
+            return []
+
+    def depend(self, task: str, root: str) -> None:
+        """Keep that `task` was not done because `root` was not a Pass."""
+        self.roots[task] = root
+
+    def write_report(self) -> None:
+        """Write the report of what is known now; a later call replaces it. Equal content is not rendered again."""
+        from tasks import report
+
+        now = answer.compose(self)
+        if now != self.report:
+            self.report = now
+            report.write(now, self.workspace.root)
+
+    def finish(self) -> tuple[Verdict, str]:
+        """Write the last report, give the workspace back, and return the answer with its sentence."""
+        self.write_report()
+        self._held.close()
+        found = self.report or {}
+        return Verdict(found["result"]), found["sentence"]
+
+
+_current: list[Invocation] = []
+
+
+def current() -> Invocation:
+    """Return the invocation of this process, made from the command line on first use."""
+    if not _current:
+        from doit import doit_cmd
+
+        flags = tuple(word for word in sys.argv[1:] if settings.is_override(word) and word[:1] in "~+" and "=" not in word)
+        _current.append(Invocation(settings.load(doit_cmd._CMDLINE_VARS or {}, flags)))  # noqa: SLF001 - get_var asks one by one
+    return _current[0]

@@ -1,0 +1,191 @@
+"""Read what an attempt left, merge its event files, and have verdict.decide decide: seconds, never a GPU.
+
+The files are read here and nowhere else; `verdict` gets plain values. Each result is a record of its own, so that a
+changed threshold re-judges and a truncated metrics.json is made again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from tasks import pipeline, verdict
+from tasks.files import read_json, sha256_json, write_bytes, write_json
+from tasks.verdict import Evidence, Expectation, Origin, Reason, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from tasks.levels import Case
+    from tasks.pipeline import Done, Pipeline
+    from tasks.triage import LogFacts
+
+KIND_OF = {"megatron.bridge": "bridge", "megatron.core": "mcore", "nemo_rl": "nemo_rl"}
+
+
+def _last(pipe: Pipeline, case: Case) -> Mapping[str, Any]:
+    """Return the facts of the attempt that counts: the last one of the run's record."""
+    record = pipe.outcomes[f"run:{case.id}"].record
+    if record is None:
+        message = f"run:{case.id} has no record"
+        raise RuntimeError(message)
+    return dict(record.artefact["attempts"][-1])
+
+
+def _evidence_digest(pipe: Pipeline, case: Case) -> str:
+    record = pipe.outcomes[f"run:{case.id}"].record
+    return sha256_json(dict(record.evidence)) if record else ""
+
+
+def metrics_inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
+    """Return what merging depends on: the attempt's files, where logs are, and the code that merges."""
+    where = sha256_json({"logs": case.logs, "also": dict(case.also_logs)})
+    return {"run": _evidence_digest(pipe, case), "where": where, "code": pipeline.code("tasks/metrics.py", "tasks/eventfiles.py")}
+
+
+def merge(pipe: Pipeline, case: Case) -> Done:
+    """Merge the attempt's own event files into metrics.json, in NeMo-RL's format."""
+    from tasks import metrics
+
+    folder = pipe.workspace.root / _last(pipe, case)["path"]
+    home = folder / "logs"
+    series: dict[str, dict[str, float]] = {}
+    files = []
+    for prefix, where in {"": case.logs, **case.also_logs}.items():
+        if where is None or not (home / where).is_dir():
+            continue
+        merged = metrics.merge(home / where)
+        files += [asdict(file) for file in merged.files]
+        series |= {f"{prefix}/{tag}" if prefix else tag: values for tag, values in merged.series.items()}
+    data = metrics.to_json(metrics.Merged(series=series, files=(), overlaps=()))
+    write_bytes(folder / "metrics.json", data)
+    name = os.fspath((folder / "metrics.json").relative_to(pipe.workspace.root))
+    return pipeline.Done({"metrics": name, "event_files": files}, evidence={name: _sha(data)})
+
+
+def _sha(data: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(data).hexdigest()
+
+
+def expectation(case: Case) -> Expectation:
+    """Return what the case must show."""
+    return Expectation(
+        steps=case.steps, step_tag=case.step_tag, megatron=case.backend == "megatron", checks=case.checks,
+        real_work=case.real_work, expect_log=case.expect_log, forbid_log=case.forbid_log, files=case.files,
+        optional=case.optional,
+    )  # fmt: skip
+
+
+def check_inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
+    """Return what judging depends on; no GPU, no tree: those are the run's."""
+    probe = pipe.outcomes.get(_probe_task(pipe, case))
+    metrics = pipe.outcomes[f"metrics:{case.id}"].record
+    return {
+        "run": _evidence_digest(pipe, case),
+        "facts": sha256_json(dict(_last(pipe, case))),
+        "metrics": sha256_json(dict(metrics.artefact)) if metrics else "",
+        "expectation": sha256_json(asdict(expectation(case))),
+        "probe": str(probe.verdict if probe else None),
+        "code": pipeline.code("tasks/verdict.py", "tasks/checks.py", "tasks/trends.py", "tasks/triage/signatures.yaml"),
+    }
+
+
+def _probe_task(pipe: Pipeline, case: Case) -> str:
+    return f"probe-{pipe.environment_of(case)}".rstrip("-")
+
+
+def read_evidence(pipe: Pipeline, case: Case) -> tuple[Evidence, LogFacts | None]:
+    """Return the evidence of the attempt that counts."""
+    from tasks import triage
+    from tasks.metrics import EventFile
+
+    facts = _last(pipe, case)
+    folder = pipe.workspace.root / facts["path"]
+    log = None
+    if (folder / "run.log").exists():
+        log = triage.read_log(
+            folder / "run.log", expect=case.expect_log, forbid=case.forbid_log, path_map=facts.get("path_map", {})
+        )
+    metrics = pipe.outcomes[f"metrics:{case.id}"].record
+    artefact = metrics.artefact if metrics else {"event_files": []}
+    probe = pipe.outcomes.get(_probe_task(pipe, case))
+    exit_facts = read_json(folder / "exit.json")
+    if exit_facts is not None:
+        exit_facts |= {"reason": facts["reason"], "detail": facts.get("detail")}
+    return Evidence(
+        exit=exit_facts,
+        facts=log,
+        series=read_json(folder / "metrics.json") or {},
+        event_files=tuple(EventFile(**file) for file in artefact["event_files"]),
+        missing_files=tuple(facts["missing_files"]),
+        origins=read_origins(folder / "origins", facts["roots"]),
+        probe=probe.verdict if probe else None,
+        damage=Reason("snapshot", "bridge", facts["damage"]) if facts["damage"] else None,
+        foreign_conversion=foreign_conversion(folder, case, log),
+    ), log
+
+
+def read_origins(folder: Path, roots: Mapping[str, str]) -> tuple[Origin, ...]:
+    """Return where the processes of the run took our packages from, equal lines once, wrong ones first."""
+    found = set()
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                note = json.loads(line)
+                module, where = note["module"], note["path"]
+            except (ValueError, KeyError, TypeError):
+                continue  # a process was killed in the middle of its line; the others tell
+            if not where:
+                continue  # looked for and not found, e.g. nemo_rl in a tool that does not need it
+            root = roots[KIND_OF[module]].rstrip("/") + "/"
+            real = os.path.realpath(where) if os.path.exists(where) else where  # noqa: PTH110
+            expected = where.startswith(root) or real.startswith(os.path.realpath(root) + "/")
+            found.add(Origin(module, where, note.get("process", "?"), expected))
+    return tuple(sorted(found, key=lambda o: (o.expected, o.module, o.path, o.process)))
+
+
+def foreign_conversion(folder: Path, case: Case, log: LogFacts | None) -> str | None:
+    """Return the "Skipping import." line that shows a conversion which this attempt did not make, or None.
+
+    The conversion folder of an attempt starts empty, so a later phase of the same attempt may reuse it where the case
+    says so ("within_attempt"); the line names the path (NeMo-RL models/megatron/setup.py).
+    """
+    if log is None or not log.import_skipped:
+        return None
+    ours = f"{folder.name}/work/conversions", "/e2e/attempt/work/conversions"
+    with (folder / "run.log").open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if "Skipping import." in line and not (case.conversion == "within_attempt" and any(p in line for p in ours)):
+                return line.strip()
+    return None
+
+
+def judge(pipe: Pipeline, case: Case) -> Done:
+    """Decide the case and write checks.json and verdict.json beside its evidence."""
+    evidence, log = read_evidence(pipe, case)
+    decision = verdict.decide(expectation(case), evidence)
+    facts = _last(pipe, case)
+    folder = pipe.workspace.root / facts["path"]
+    checks = [check.as_dict() for check in decision.checks]
+    steps = {"requested": case.steps, "reached": decision.steps_reached}
+    reasons = [r.as_dict() for r in decision.reasons]
+    write_json(folder / "checks.json", checks)
+    write_json(folder / "verdict.json", {"case": case.id, "verdict": decision.verdict, "reasons": reasons, "steps": steps})
+    first = log.first if log else None
+    return pipeline.Done(
+        {
+            "checks": checks,
+            "steps": steps,
+            "class": decision.failure_class,
+            "first_error": {"text": first.text, "line": first.line, "signature": first.signature} if first else None,
+            "warnings": list(log.warnings) if log else [],
+        },
+        decision.verdict,
+        decision.reasons,
+        reusable=decision.verdict is not Verdict.BLOCKED,
+    )

@@ -1,0 +1,401 @@
+"""The pipeline of one invocation: stages in order, each brought up to date from its record or executed.
+
+    image, sync -> probe -> unit:<suite> -> run:<case> -> metrics:<case> -> check:<case>
+
+doit decides order and selection; whether a stage is fresh is decided here, by its input digest and its record. Every
+stage leaves an `Outcome` under its task name; `answer.py` makes the report out of them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tasks import attempts, cpu, digests, environment, gpus, images, levels, probe, provenance, records, snapshot, workspace
+from tasks.attempts import Place, Tree
+from tasks.errors import UserError
+from tasks.files import read_json, sha256_file, sha256_json, write_json
+from tasks.runtimes import choose
+from tasks.settings import ROOT
+from tasks.verdict import Reason, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from tasks.levels import Case, Levels, Suite
+    from tasks.records import Record
+    from tasks.settings import Settings
+    from tasks.workspace import Workspace
+
+CORE_IN_BRIDGE = "3rdparty/Megatron-LM"
+VENDORED = "3rdparty/Megatron-Bridge-workspace/Megatron-Bridge"
+TREES = ("bridge", "mcore", "nemo_rl")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one stage came to in this invocation; `record` holds its inputs and artefact, `cached` tells reuse."""
+
+    verdict: Verdict
+    reasons: tuple[Reason, ...] = ()
+    record: Record | None = None
+    cached: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What executing a stage returns: its artefact, whether equal inputs may reuse it, and what proves it."""
+
+    artefact: Mapping[str, Any]
+    verdict: Verdict = Verdict.PASS
+    reasons: tuple[Reason, ...] = ()
+    reusable: bool = True
+    evidence: Mapping[str, str] = field(default_factory=dict)
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One box of the pipeline: who it is, what it depends on, how it is done. `inputs` is asked when its turn comes."""
+
+    kind: str
+    name: str
+    inputs: Callable[[], Mapping[str, str]]
+    execute: Callable[[], Done]
+
+    @property
+    def task(self) -> str:
+        """Return the doit task name, `kind:name`."""
+        return f"{self.kind}:{self.name}" if self.name else self.kind
+
+
+class Pipeline:
+    """Everything the stages of one invocation share. Made once by dodo.py; nothing is read before it is needed."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.outcomes: dict[str, Outcome] = {}
+        self.stop = threading.Event()
+        self.listeners: list[Callable[[str, str, Mapping[str, Any]], None]] = []
+        self._gpu_lock = threading.Lock()
+
+    # what the invocation is about -----------------------------------------------------------------------------------
+
+    @cached_property
+    def levels(self) -> Levels:
+        """Return the checked levels file."""
+        return levels.load(self.settings.levels, self.settings.build / "cache")
+
+    @cached_property
+    def workspace(self) -> Workspace:
+        """Return the folders of this pair of checkouts; raises UserError when one is missing."""
+        return workspace.of(self.settings)
+
+    @cached_property
+    def records(self) -> records.Records:
+        """Return the records of the workspace."""
+        return records.Records(self.workspace.root)
+
+    @cached_property
+    def gpus(self) -> gpus.Gpus:
+        """Return the GPUs of this host, asked once."""
+        return gpus.visible()
+
+    def tell(self, kind: str, subject: str, **facts: Any) -> None:
+        """Pass an event on to the console and the reports."""
+        for listener in self.listeners:
+            listener(kind, subject, facts)
+
+    # bringing a stage up to date ------------------------------------------------------------------------------------
+
+    def reuse(self, stage: Stage) -> bool:
+        """Return whether a record makes `stage` fresh; if so its outcome and artefact are put in place."""
+        if self.settings.fresh and stage.kind in {"run", "unit"}:
+            return False
+        inputs = stage.inputs()
+        record = self.records.find(stage.kind, stage.name, inputs)
+        if record is None or not record.reusable:
+            return False
+        damage = self.records.damaged(record)
+        if damage is not None:
+            self.tell("stale", stage.task, reason=damage)
+            return False
+        self._settle(stage, record, cached=True)
+        return True
+
+    def execute(self, stage: Stage) -> Outcome:
+        """Do the stage now, record it durably, and return its outcome. UserError becomes Blocked, never a traceback."""
+        inputs = stage.inputs()
+        started = time.monotonic()
+        done = stage.execute()
+        record = records.Record(
+            stage=stage.kind,
+            name=stage.name,
+            inputs=inputs,
+            artefact={**done.artefact, "verdict": done.verdict, "reasons": [r.as_dict() for r in done.reasons]},
+            reusable=done.reusable,
+            evidence=done.evidence,
+            finished=records.utc_now(),
+            duration_s=round(time.monotonic() - started, 3),
+            host=os.uname().nodename,
+            gpus=done.gpus,
+        )
+        self.records.save(record)
+        return self._settle(stage, record, cached=False)
+
+    def _settle(self, stage: Stage, record: Record, *, cached: bool) -> Outcome:
+        write_json(self.workspace.artefact(stage.kind, stage.name), record.artefact, only_if_changed=True)
+        reasons = tuple(Reason(**r) for r in record.artefact["reasons"])
+        outcome = Outcome(Verdict(record.artefact["verdict"]), reasons, record, cached)
+        self.outcomes[stage.task] = outcome
+        return outcome
+
+    def block(self, task: str, error: Exception) -> Outcome:
+        """Keep that `task` could not be done for a reason that the user can mend, or that we must."""
+        kind = "precondition" if isinstance(error, UserError) else "internal"
+        text = str(error) if isinstance(error, UserError) else f"internal error: {type(error).__name__}: {error}"
+        outcome = Outcome(Verdict.BLOCKED, (Reason(kind, task, text),))
+        self.outcomes[task] = outcome
+        return outcome
+
+    # trees ----------------------------------------------------------------------------------------------------------
+
+    def sync(self) -> bool:
+        """Scan the three checkouts, freeze them, and say what each is; always done, 50 ms when nothing changed."""
+        self.tree("nemo_rl")
+        for kind in TREES:
+            self.tree(kind)
+            self.revision(kind)
+        self.outcomes["sync"] = Outcome(Verdict.PASS)
+        return True
+
+    @cached_property
+    def manifests(self) -> dict[str, digests.Manifest]:
+        """Return the manifest of each checkout as it is now, taken once an invocation."""
+        found = {}
+        for kind in TREES:
+            path = self.settings.checkout(kind)
+            if kind == "mcore" and not any(path.iterdir()):
+                raise UserError(
+                    f"{path} is empty: the submodule is not checked out; git -C {self.settings.bridge} submodule update "
+                    "--init --recursive (or name another Core with mcore=PATH)"
+                )
+            exclude = (CORE_IN_BRIDGE,) if kind == "bridge" else ()
+            found[kind] = digests.scan(kind, path, self.workspace.root / "cache" / f"{kind}.json", exclude)
+        return found
+
+    def tree(self, kind: str) -> Tree:
+        """Return the frozen tree of "bridge", "mcore" or "nemo_rl"."""
+        if kind not in self._trees:
+            manifest = self.manifests[kind]
+            path = snapshot.take(manifest, self.workspace.snapshots)
+            self._trees[kind] = Tree(kind, path, manifest.digest, manifest.components)
+        return self._trees[kind]
+
+    @cached_property
+    def _trees(self) -> dict[str, Tree]:
+        return {}
+
+    def revision(self, kind: str) -> Mapping[str, Any]:
+        """Return what bridge.json (mcore.json, nemo_rl.json) says; git is asked only when digest or HEAD moved."""
+        manifest, artefact = self.manifests[kind], self.workspace.artefact(kind)
+        known = read_json(artefact) or {}
+        if known.get("digest") == manifest.digest and known.get("sha") == provenance.head(manifest.root):
+            return dict(known)
+        exclude = (CORE_IN_BRIDGE,) if kind == "bridge" else ()
+        fresh = {
+            "path": os.fspath(manifest.root),
+            "digest": manifest.digest,
+            "components": dict(manifest.components),
+            **provenance.revision(manifest, exclude).as_dict(),
+        }
+        write_json(artefact, fresh, only_if_changed=True)
+        return fresh
+
+    def trees(self, *, baseline: bool = False) -> dict[str, Tree]:
+        """Return the trees of a run: those under test, or with the Bridge that NeMo-RL vendors."""
+        found = {kind: self.tree(kind) for kind in TREES}
+        if baseline:
+            vendored = found["nemo_rl"].path / VENDORED
+            if not (vendored / "src").is_dir():
+                raise UserError(
+                    f"{self.settings.nemo_rl}/{VENDORED} is empty: no baseline; git submodule update --init --recursive there"
+                )
+            part = found["nemo_rl"].components["vendored"]
+            found["bridge"] = Tree("bridge", vendored, part, {"bridge": part, "bridge-tests": part})
+            core = vendored / CORE_IN_BRIDGE
+            if (core / "megatron").is_dir():
+                found["mcore"] = Tree("mcore", core, part, {"mcore": part})
+        return found
+
+    # image and probe ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def place(self) -> Place:
+        """Return where the levels run: runtime, interpreter and image of the settings.
+
+        An interpreter of the CPU environment brings its stand-ins along, so that probe and unit suites can be had
+        without a GPU; the label tells, and no level's case becomes a Pass by it.
+        """
+        chosen = self.settings
+        image = images.resolve(
+            chosen.image, runtime=chosen.runtime, interpreter=chosen.python, require_pinned=chosen.require_pinned,
+            cache=chosen.build / "cache" / "interpreter.json", progress=lambda text: self.tell("progress", "image", text=text),
+        )  # fmt: skip
+        for note in image.notes:
+            self.tell("progress", "image", text=note)
+        runtime = choose(chosen.runtime, image=image.id, workspace=self.workspace.name)
+        if chosen.runtime != "local":
+            return Place(runtime, "python3", image.as_dict())
+        built = cpu.ready(chosen.build / "cpu")
+        same = built is not None and built.python.parent.resolve() == chosen.python.parent.resolve()
+        return Place(runtime, os.fspath(chosen.python), image.as_dict(), built if same else None, rehearsal=False)
+
+    @cached_property
+    def cpu_place(self) -> Place:
+        """Return the CPU environment of the rehearsals, built on first use, under the local runtime."""
+        home = self.settings.build / "cpu"
+        built = cpu.build(home, lambda line: self.tell("progress", "cpu", text=line))
+        link = home / "venv"
+        if not link.exists() or link.resolve() != built.python.parent.parent.resolve():
+            link.unlink(missing_ok=True)
+            link.symlink_to(built.python.parent.parent.name)
+        image = {"ref": "CPU environment", "digest": None, "id": built.digest}
+        return Place(choose("local", workspace=self.workspace.name), os.fspath(built.python), image, built, rehearsal=True)
+
+    def image(self) -> Stage:
+        """Return the stage that names the image, or the environment of the local interpreter."""
+        return Stage("image", "", lambda: {"image": sha256_json(self.place.image)}, lambda: Done(self.place.image))
+
+    def probe(self, *, environment_name: str = "") -> Stage:
+        """Return the import probe of the place where levels run, or of another environment ("cpu", "baseline")."""
+        baseline = environment_name == "baseline"
+
+        def inputs() -> dict[str, str]:
+            place, trees = self.place_of(environment_name), self.trees(baseline=baseline)
+            return {
+                "image": sha256_json(place.image),
+                "probe": code("containers/probe.py", "containers/agent.py", "tasks/probe.py"),
+                **{kind: tree.components[kind] for kind, tree in trees.items()},
+            }
+
+        return Stage(f"probe-{environment_name}" if environment_name else "probe", "", inputs, lambda: self._probe(environment_name, baseline=baseline))
+
+    def place_of(self, environment_name: str) -> Place:
+        """Return the place of an environment: "cpu" is the rehearsals', everything else the levels'."""
+        if environment_name != "cpu":
+            return self.place
+        return self.cpu_place
+
+    def _probe(self, name: str, *, baseline: bool) -> Done:
+        place, trees = self.place_of(name), self.trees(baseline=baseline)
+        folder = attempts.new_folder(self.workspace.attempts, f"probe-{name}" if name else "probe")
+
+        def command(paths: Mapping[str, str]) -> attempts.Command:
+            result = f"{paths['attempt']}/answers.json"
+            asked = probe.question(place.interpreter, result, in_image=place.runtime.name != "local")
+            write_json(folder / "question.json", asked)
+            argv = (place.interpreter, f"{paths['agent']}/probe.py", f"{paths['attempt']}/question.json")
+            return attempts.Command(argv, paths["nemo_rl"], 3 * probe.TIMEOUT_S, cuda=False)
+
+        attempt = self.perform(place, trees, folder, f"probe-{name}" if name else "probe", command)
+        roots = {kind: place.root(kind, folder, trees) for kind in TREES}
+        verdict, reasons = probe.judge(read_json(folder / "answers.json"), roots)
+        if attempt.exit is None:
+            reasons = [Reason("engine", "probe", attempt.engine_detail or "the agent wrote no exit.json"), *reasons]
+        reasons = [_in_checkout(r, self.path_map(folder, trees, place)) for r in reasons]
+        proof = attempts.evidence_files(folder, self.workspace.root)
+        attempts.clear_work(folder)
+        return Done(
+            {"attempt": os.fspath(folder.relative_to(self.workspace.root))},
+            verdict, tuple(reasons), reusable=verdict is Verdict.PASS, evidence=proof,
+        )  # fmt: skip
+
+    def perform(
+        self,
+        place: Place,
+        trees: Mapping[str, Tree],
+        folder: Path,
+        task: str,
+        command: Callable[[Mapping[str, str]], attempts.Command],
+    ) -> attempts.Attempt:
+        """Run one command for `task`, telling listeners where its log is while it runs."""
+        self.tell("attempt", task, folder=folder)
+        labels = {
+            "nemo-rl-e2e.attempt": folder.name,
+            "nemo-rl-e2e.task": task,
+            "nemo-rl-e2e.workspace": self.workspace.name,
+        }
+        return attempts.perform(
+            place, trees, folder, command,
+            stop=self.stop, poll=lambda: self.tell("poll", task, folder=folder), labels=labels,
+        )  # fmt: skip
+
+    def path_map(self, folder: Path, trees: Mapping[str, Tree], place: Place) -> dict[str, str]:
+        """Return run-time path -> the user's checkout, so that a frame names the file that the user edits."""
+        return {
+            place.root(kind, folder, trees): os.fspath(self.manifests[kind].root)
+            for kind in TREES
+            if self._trees.get(kind) is trees[kind]
+        }
+
+    # suites and cases: what to do is in suites.py, runs.py and judging.py ---------------------------------------------
+
+    def unit(self, suite: Suite) -> Stage:
+        """Return the stage of a unit suite."""
+        from tasks import suites
+
+        return Stage("unit", suite.name, lambda: suites.inputs(self, suite), lambda: suites.execute(self, suite))
+
+    def run(self, case: Case) -> Stage:
+        """Return the stage that executes a case and records what it left behind, judging nothing."""
+        from tasks import runs
+
+        return Stage("run", case.id, lambda: runs.inputs(self, case), lambda: runs.execute(self, case))
+
+    def metrics(self, case: Case) -> Stage:
+        """Return the stage that merges a run's event files."""
+        from tasks import judging
+
+        return Stage("metrics", case.id, lambda: judging.metrics_inputs(self, case), lambda: judging.merge(self, case))
+
+    def check(self, case: Case) -> Stage:
+        """Return the stage that decides the verdict of a case from its evidence."""
+        from tasks import judging
+
+        return Stage("check", case.id, lambda: judging.check_inputs(self, case), lambda: judging.judge(self, case))
+
+    def case(self, text: str) -> Case:
+        """Return the case called `text`; "rehearse." and "baseline." in front give the case in that form."""
+        for prefix in ("rehearse.", "baseline."):
+            if text.startswith(prefix):
+                found = self.levels.case(text.removeprefix(prefix))
+                return levels.rehearse(found) if prefix == "rehearse." else replace(found, id=text)
+        return self.levels.case(text)
+
+    def environment_of(self, case: Case) -> str:
+        """Return which environment a case's probe and run use: "", "cpu" or "baseline"."""
+        prefix = case.id.partition(".")[0]
+        return {"rehearse": "cpu", "baseline": "baseline"}.get(prefix, "")
+
+
+def code(*names: str) -> str:
+    """Return a digest of our own files whose change makes a result worthless."""
+    return sha256_json({name: sha256_file(ROOT / name) for name in names})
+
+
+def _in_checkout(reason: Reason, path_map: Mapping[str, str]) -> Reason:
+    text = reason.text
+    for run_time, checkout in path_map.items():
+        text = text.replace(run_time, checkout)
+    return replace(reason, text=text)
+
+
+def environment_inputs(case_env: Mapping[str, str]) -> dict[str, str]:
+    """Return the part of an input digest that the environment makes: whitelisted values, never secrets."""
+    return {"environment": sha256_json({**environment.passed(os.environ), **case_env})}

@@ -1,0 +1,331 @@
+"""The commands that run nothing: levels, plan, why, status, doctor, report; each a view of records and files."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from doit.cmd_base import Command
+
+from tasks import invocation
+from tasks.command import opt_json, say_error
+from tasks.digests import difference
+from tasks.errors import UserError
+from tasks.files import read_json
+from tasks.verdict import Reason, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from tasks.invocation import Invocation
+    from tasks.pipeline import Stage
+    from tasks.plan import Plan as ChangePlan
+
+
+class Query(Command):  # type: ignore[misc]  # doit has no types
+    """A command that only looks. `answer` prints and returns the exit status."""
+
+    cmd_options = (opt_json,)
+    doc_usage = "[--json]"
+    doc_description = None
+
+    def execute(self, opt_values: Mapping[str, Any], pos_args: Sequence[str]) -> int:
+        """Answer; a user's mistake is one line and exit status 2."""
+        try:
+            return self.answer(invocation.current(), pos_args, as_json=bool(opt_values["as_json"]))
+        except UserError as error:
+            return say_error(error)
+        except BrokenPipeError:
+            sys.stderr.close()  # `doit levels | head` is no error
+            return 0
+
+    def answer(self, now: Invocation, words: Sequence[str], *, as_json: bool) -> int:
+        """Print the answer."""
+        raise NotImplementedError
+
+
+def table(rows: Iterable[Sequence[str]], widths: Sequence[int]) -> None:
+    """Print rows in columns; the last one takes what it needs."""
+    for row in rows:
+        print("  ".join([*(f"{cell[:w]:{w}}" for cell, w in zip(row, widths, strict=False)), row[-1]]).rstrip())
+
+
+def states(now: Invocation) -> dict[str, str]:
+    """Return fresh, stale or never for each case; without checkouts nothing is known."""
+    found = {}
+    for case in now.levels.cases():
+        try:
+            if now.records.latest("run", case.id) is None:
+                found[case.id] = "never"
+            else:
+                found[case.id] = "fresh" if now.records.find("run", case.id, now.run(case).inputs()) else "stale"
+        except UserError:
+            found[case.id] = "never"
+    return found
+
+
+class Levels(Query):
+    """Show levels, cases and variants."""
+
+    name = "levels"
+    doc_purpose = "levels, cases and variants: GPUs, minutes, model, state"
+
+    def answer(self, now: Invocation, words: Sequence[str], *, as_json: bool) -> int:
+        """Print one line a case, or JSON with everything levels.yaml says."""
+        from tasks import levels
+
+        rows = levels.rows(now.levels, states(now))
+        if as_json:
+            print(json.dumps(rows, indent=1, default=str))
+            return 0
+        for warning in now.levels.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        shown = [
+            (
+                r["id"] + (" (optional)" if r["optional"] else ""), f"{r['gpus']} GPU", f"{r['minutes']:g} min",
+                r["state"], r["model"] or "-", r["title"] or r["level_title"],
+            )
+            for r in rows
+        ]  # fmt: skip
+        table([("CASE (NeMo-RL level)", "GPUs", "TIME", "STATE", "MODEL", "TITLE"), *shown], (48, 6, 8, 6, 30))
+        return 0
+
+
+def plan_now(now: Invocation) -> ChangePlan:
+    """Return the plan for the difference of the Bridge checkout to `since` (default: merge base with main)."""
+    from tasks import plan
+
+    bridge = now.settings.checkout("bridge")
+    return plan.plan_for(plan.changed(bridge, now.settings.arguments.get("since")), plan.load_surfaces(), now.levels)
+
+
+class Plan(Query):
+    """Show what the change calls for."""
+
+    name = "plan"
+    doc_purpose = "the levels that the difference since=REV calls for, with reasons and GPU minutes"
+
+    def answer(self, now: Invocation, words: Sequence[str], *, as_json: bool) -> int:
+        """Print level, cases, cost and why."""
+        from dataclasses import asdict
+
+        found = plan_now(now)
+        if as_json:
+            print(json.dumps(asdict(found), indent=1, default=str))
+            return 0
+        if not found.rows:
+            print("the change calls for no NeMo-RL level")
+        for row in found.rows:
+            print(f"{row.level:10} {', '.join(row.cases)}  ({row.gpus} GPUs, {row.gpu_minutes:g} GPU minutes)")
+            for reason in row.reasons[:8]:
+                print(f"             {reason}")
+            if len(row.reasons) > 8:
+                print(f"             and {len(row.reasons) - 8} more paths")
+        print(f"total: {sum(row.gpu_minutes for row in found.rows):g} GPU minutes; doit changed runs it")
+        return 0
+
+
+class Why(Query):
+    """Explain staleness and verdict of a task or case."""
+
+    name = "why"
+    doc_purpose = "why a task or case is fresh or stale, down to the files, and why its verdict is what it is"
+    doc_usage = "NAME [--json]"
+
+    def answer(self, now: Invocation, words: Sequence[str], *, as_json: bool) -> int:
+        """Print a chain for each stage of NAME."""
+        if not words:
+            raise UserError("why what? name a task, a case or a level: doit why level0.grpo_megatron")
+        chains = [(stage.task, *explain(now, stage)) for word in words for stage in stages_of(now, word)]
+        if as_json:
+            print(json.dumps(
+                [{"task": t, "state": s, "reasons": [r.as_dict() for r in rs]} for t, s, rs in chains], indent=1
+            ))  # fmt: skip
+            return 0
+        for task, state, reasons in chains:
+            print(f"{task}: {state}")
+            for reason in reasons:
+                change = f" ({reason.old} -> {reason.new})" if reason.old is not None or reason.new is not None else ""
+                print(f"    {reason.text}{change}")
+        return 0
+
+
+def stages_of(now: Invocation, word: str) -> list[Stage]:
+    """Return the stages behind a task, case or level name; UserError with a suggestion otherwise."""
+    from tasks.levels import suggest
+
+    kind, _, rest = word.partition(":")
+    if word in ("image", "probe"):
+        return [getattr(now, kind)()]
+    if kind == "unit":
+        suites = now.levels.suites
+        if rest and rest not in suites:
+            raise UserError(f"unknown suite {rest!r}{suggest(rest, suites)}")
+        return [now.unit(suites[rest])] if rest else [now.unit(s) for s in suites.values()]
+    if kind in ("run", "metrics", "check") and rest:
+        return [getattr(now, kind)(now.case(rest))]
+    if word in now.levels.levels:
+        level = now.levels.levels[word]
+        return [*(now.unit(now.levels.suites[s]) for s in level.suites),
+                *(stage for case in level.cases for stage in (now.run(case), now.check(case)))]  # fmt: skip
+    case = now.case(f"{kind}.{rest}" if kind in ("rehearse", "baseline") else word)
+    return [now.run(case), now.metrics(case), now.check(case)]
+
+
+def explain(now: Invocation, stage: Stage) -> tuple[str, list[Reason]]:
+    """Return the state of a stage ("fresh", "stale", "never") and the reasons, newest record compared with now."""
+    latest = now.records.latest(stage.kind, stage.name)
+    if latest is None:
+        return "never", [Reason("never", stage.task, "has never been done in this workspace")]
+    verdict = f"last verdict {latest.artefact['verdict']} on {latest.finished}, host {latest.host}"
+    told = [Reason("last", stage.task, verdict), *(Reason(**r) for r in latest.artefact["reasons"])]
+    proof = next(iter(latest.evidence), None)
+    if proof:
+        told.append(Reason("evidence", proof, f"evidence: {now.workspace.root / proof} and {len(latest.evidence) - 1} more"))
+    if stage.kind in ("metrics", "check"):
+        return "follows its run", told
+    inputs = stage.inputs()
+    exact = now.records.find(stage.kind, stage.name, inputs)
+    if exact is not None and exact.reusable:
+        damage = now.records.damaged(exact)
+        return ("stale", [damage, *told]) if damage else ("fresh", told)
+    if exact is not None:
+        return "stale", [Reason("not_reusable", stage.task, "the last run with these inputs did not end well"), *told]
+    changed = []
+    for name in sorted({*latest.inputs, *inputs}):
+        old, new = latest.inputs.get(name), inputs.get(name)
+        if old != new:
+            changed.append(Reason("input", name, f"{name} changed", (old or "none")[:12], (new or "none")[:12]))
+            changed += _files_behind(now, name, old)
+    return "stale", [*changed, *told]
+
+
+def _files_behind(now: Invocation, name: str, old: str | None) -> list[Reason]:
+    """Return the files that differ from the snapshot which had the old digest of a tree; at most twenty."""
+    if name not in now.manifests:
+        return []
+    for home in now.workspace.snapshots.glob(f"{name}-*"):
+        before = read_json(home / "manifest.json")
+        if before and _component(name, before["files"], old):
+            lines = difference(before["files"], now.manifests[name].as_dict())
+            return [Reason("file", line[2:], f"  {line}") for line in lines[:20]]
+    return []
+
+
+def _component(name: str, files: Mapping[str, Sequence[str]], digest: str | None) -> bool:
+    from tasks.digests import COMPONENTS, Entry, digest_of
+
+    entries = {path: Entry(*entry) for path, entry in files.items()}
+    return any(digest_of(entries, patterns) == digest for kind, patterns in COMPONENTS.items() if kind.startswith(name))
+
+
+class Status(Query):
+    """Show what is known and what runs."""
+
+    name = "status"
+    doc_purpose = "last verdicts, running attempts, leases"
+
+    def answer(self, now: Invocation, words: Sequence[str], *, as_json: bool) -> int:
+        """Print one line a case with a record, and who holds the workspace and the GPUs."""
+        rows = []
+        for home in sorted((now.workspace.root / "records" / "check").glob("*")):
+            latest = now.records.latest("check", home.name)
+            if latest is not None:
+                steps = latest.artefact.get("steps") or {}
+                rows.append({
+                    "case": home.name, "verdict": latest.artefact["verdict"], "when": latest.finished, "host": latest.host,
+                    "steps": f"{steps.get('reached')}/{steps.get('requested')}",
+                    "reason": latest.artefact["reasons"][0]["text"] if latest.artefact["reasons"] else "",
+                })  # fmt: skip
+        holders = {}
+        for what, path in (("workspace", now.workspace.root / "lock"), ("gpus", now.settings.build / "leases" / "gpus.lock")):
+            text = path.read_text(encoding="utf-8").strip() if path.exists() else ""
+            holders[what] = text or "free"
+        running = [
+            os.fspath(folder) for folder in now.workspace.attempts.glob("*/*")
+            if not (folder / "exit.json").exists() and (folder / "spec.json").exists() and holders["workspace"] != "free"
+        ]  # fmt: skip
+        if as_json:
+            print(json.dumps({"workspace": now.workspace.name, "cases": rows, "leases": holders, "running": running}, indent=1))
+            return 0
+        print(f"workspace {now.workspace.name}: {holders['workspace']}; GPUs: {holders['gpus']}")
+        for folder in running:
+            print(f"running  {folder}")
+        table([(r["case"], r["verdict"], r["when"], r["steps"], r["reason"]) for r in rows], (40, 8, 20, 6))
+        return 0
+
+
+class Doctor(Query):
+    """Check every precondition."""
+
+    name = "doctor"
+    doc_purpose = "every precondition on one page, each finding with a remedy; exit 0 or 2"
+
+    def answer(self, now: Invocation, words: Sequence[str], *, as_json: bool) -> int:
+        """Print the findings; any that blocks a level gives 2."""
+        from tasks import doctor
+
+        findings = doctor.examine(now)
+        if as_json:
+            print(json.dumps([f.as_dict() for f in findings], indent=1))
+        else:
+            for finding in findings:
+                mark = {"ok": "ok     ", "note": "note   ", "bad": "BLOCKED"}[finding.state]
+                print(f"{mark} {finding.subject:14} {finding.text}" + (f"\n{'':23}-> {finding.remedy}" if finding.remedy else ""))
+        bad = [f for f in findings if f.state == "bad"]
+        if not as_json:
+            print(f"Result: {'Blocked' if bad else 'Pass'} - {f'{len(bad)} preconditions missing' if bad else 'ready'}")
+        return 2 if bad else 0
+
+
+class Report(Query):
+    """Write the reports again."""
+
+    name = "report"
+    doc_purpose = "rewrite the reports from report.json, running nothing"
+
+    def answer(self, now: Invocation, words: Sequence[str], *, as_json: bool) -> int:
+        """Render report.json again; with open=1 print the page's address for a browser."""
+        from tasks import report
+
+        known = read_json(now.workspace.report / "report.json")
+        if known is None:
+            raise UserError(f"{now.workspace.report}: no report yet; run a level first")
+        report.write(known, now.workspace.root)
+        if as_json:
+            print(json.dumps(known, indent=1))
+        else:
+            print(f"Result: {known['result']} - {known['sentence']}\nReport: {now.workspace.report / 'index.html'}")
+        return invocation.EXIT[Verdict(known["result"])]
+
+
+class Test(Query):
+    """Lint and test this project."""
+
+    name = "test"
+    doc_purpose = "ruff, mypy --strict and pytest: what CI calls"
+    doc_usage = "[PYTEST ARGS]"
+
+    def answer(self, now: Invocation, words: Sequence[str], *, as_json: bool) -> int:
+        """Run all three and return 1 if one is not content."""
+        import subprocess
+
+        from tasks.settings import ROOT
+
+        python = sys.executable
+        steps = (
+            [python, "-m", "ruff", "check", "."],
+            [python, "-m", "ruff", "format", "--check", "."],
+            [python, "-m", "mypy"],
+            [python, "-m", "pytest", "-q", "--cov=tasks", "--cov-report=term:skip-covered", *words],
+        )
+        failed = []
+        for argv in steps:
+            print(f"$ {' '.join(argv[1:])}", flush=True)
+            if subprocess.run(argv, cwd=ROOT, check=False).returncode:
+                failed.append(argv[2])
+        print(f"Result: {'Fail' if failed else 'Pass'} - {', '.join(failed) + ' not content' if failed else 'lint, types and tests'}")
+        return 1 if failed else 0
+

@@ -1,0 +1,222 @@
+"""Run a case: preflight, one attempt (and one more where its class allows it), and what it left; nothing is judged here.
+
+A run is reusable when its process ended by itself with rc 0: then only its evidence counts, and judging it anew costs
+a second. Any other end is run again at the next call.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks import attempts, cpu, gpus, pipeline, records, snapshot
+from tasks.files import read_json, sha256_json, write_json
+from tasks.verdict import Reason, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
+
+    from tasks.attempts import Attempt, Command, Place, Tree
+    from tasks.levels import Case
+    from tasks.pipeline import Done, Pipeline
+
+# Ray and vLLM print seldom while they compile; a driver whose engine died says nothing for ever (cases.md 106).
+SILENCE_S = 1800.0
+KEPT_BYTES = 16 << 20  # larger outputs (checkpoints) are listed with size, not copied
+
+
+def user_overrides(pipe: Pipeline) -> tuple[str, ...]:
+    """Return the Hydra overrides of the command line."""
+    return pipe.settings.overrides
+
+
+def argv(pipe: Pipeline, case: Case) -> tuple[str, ...]:
+    """Return the command of a case as it would be typed in the NeMo-RL checkout, the user's overrides last."""
+    return (*case.argv(), *user_overrides(pipe))
+
+
+def inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
+    """Return the parts of a case's input digest (design.md, "Words")."""
+    name = pipe.environment_of(case)
+    place, trees = pipe.place_of(name), pipe.trees(baseline=name == "baseline")
+    return {
+        **{kind: trees[kind].components[kind] for kind in pipeline.TREES if kind in case.reaches},
+        "image": sha256_json(place.image),
+        "definition": sha256_json(case.run_definition()),
+        "overrides": sha256_json(list(user_overrides(pipe))),
+        "gpus": pipe.gpus.label() if case.gpus and name != "cpu" else "none",
+        "runtime": place.runtime.name,
+        **pipeline.environment_inputs(case.env),
+    }
+
+
+def preflight(pipe: Pipeline, case: Case, place: Place) -> list[Reason]:
+    """Return why the case cannot run here, before anything is started; empty if it can."""
+    reasons = []
+    if not place.rehearsal:  # the CPU environment pretends its GPUs
+        lacking = gpus.lacking(case.gpus, pipe.gpus) if case.gpus else None
+        if lacking:
+            reasons.append(lacking)
+    if case.nodes > 1 and pipe.settings.runtime != "slurm":
+        reasons.append(Reason("nodes", case.id, f"needs {case.nodes} nodes: use runtime=slurm"))
+    files = pipe.manifests[case.repo].files
+    if case.script is not None and case.script not in files:
+        reasons.append(Reason("script", case.script, f"not in this NeMo-RL: {case.script}"))
+    if place.runtime.name == "local":
+        for path in case.clean:
+            if path.startswith("/") and Path(path).exists():
+                text = f"{path} exists and the script would delete or reuse it: move it away and call again"
+                reasons.append(Reason("foreign_file", path, text))
+    reasons += [
+        Reason("needs", need, f"needs {need}: set {variable}")
+        for need, variable in (("hf_token", "HF_TOKEN"),)
+        if need in case.needs and not os.environ.get(variable)
+    ]
+    free = shutil.disk_usage(pipe.workspace.root).free
+    if free < 2 << 30:
+        reasons.append(Reason("disk", os.fspath(pipe.workspace.root), f"{free >> 20} MiB free, 2 GiB needed: build=PATH"))
+    return reasons
+
+
+def execute(pipe: Pipeline, case: Case) -> Done:
+    """Run the case; another attempt follows only for classes that say nothing about the change."""
+    from tasks import triage
+
+    name = pipe.environment_of(case)
+    place = pipe.place_of(name)
+    pipe.workspace.root.mkdir(parents=True, exist_ok=True)
+    reasons = preflight(pipe, case, place)
+    if reasons:
+        verdict = Verdict.SKIPPED if case.optional else Verdict.BLOCKED
+        return pipeline.Done({"attempts": []}, verdict, tuple(reasons), reusable=False)
+    trees = pipe.trees(baseline=name == "baseline")
+    tried: list[dict[str, Any]] = []
+    with _gpu_lease(pipe, case, place):
+        while True:
+            attempt, facts = _attempt(pipe, case, place, trees)
+            log = triage.read_log(attempt.folder / "run.log") if (attempt.folder / "run.log").exists() else None
+            again = triage.retry_class(log, attempt.exit or {}) if log and not pipe.stop.is_set() else None
+            tried.append({**facts, "retry_class": again})
+            if again is None or len(tried) > pipe.settings.retries:
+                break
+    proof: dict[str, str] = {}
+    for one in tried:
+        proof |= attempts.evidence_files(pipe.workspace.root / one["path"], pipe.workspace.root)
+        if not pipe.settings.keep_work:
+            attempts.clear_work(pipe.workspace.root / one["path"])
+    last = tried[-1]
+    clean = last["reason"] == "exited" and last["rc"] == 0 and last["damage"] is None
+    return pipeline.Done(
+        {"attempts": tried, "command": list(argv(pipe, case))},
+        reusable=clean, evidence=proof, gpus=pipe.gpus.models[: case.gpus],
+    )  # fmt: skip
+
+
+def _command(pipe: Pipeline, case: Case, paths: Mapping[str, str], place: Place) -> Command:
+    """Return the command with the run-time paths in place of `{attempt}`, `{bridge}`, `{mcore}`, `{nemo_rl}`."""
+    words, env = list(argv(pipe, case)), dict(case.env)
+    plan = case.rehearsal if place.rehearsal else None
+    if place.cpu and plan:
+        words = list(cpu.substitute(words, place.cpu, plan.model))
+        env = {key: cpu.substitute([value], place.cpu, plan.model)[0] for key, value in env.items()}
+    for kind, path in paths.items():
+        words = [word.replace(f"{{{kind}}}", path) for word in words]
+        env = {key: value.replace(f"{{{kind}}}", path) for key, value in env.items()}
+    if words[0] == "python":
+        words[0] = place.interpreter
+    return attempts.Command(
+        tuple(words), paths[case.repo], pipe.settings.timeout_s or case.timeout_s, env, gpus=case.gpus,
+        done_pattern=case.done_pattern, grace_s=case.grace_s, silence_s=SILENCE_S, network="network" in case.needs,
+        standins=plan.standins if plan else (),
+    )  # fmt: skip
+
+
+def _attempt(
+    pipe: Pipeline, case: Case, place: Place, trees: Mapping[str, Tree]
+) -> tuple[Attempt, dict[str, Any]]:
+    """Execute once and collect; return the attempt and the plain facts that run.json keeps of it."""
+    folder = attempts.new_folder(pipe.workspace.attempts, case.id)
+    attempt = pipe.perform(
+        place, trees, folder, f"run:{case.id}", lambda paths: _command(pipe, case, paths, place)
+    )
+    missing = collect(case, folder, trees)
+    damage = None if _bridge_is_intact(trees) else "the Bridge snapshot was changed while the case ran"
+    roots = {kind: place.root(kind, folder, trees) for kind in pipeline.TREES}
+    exit_facts = attempt.exit or {}
+    reason = str(exit_facts.get("reason", "no_exit"))
+    if attempt.engine_reason not in ("", "exited") and reason in ("exited", "no_exit"):
+        reason = attempt.engine_reason if attempt.exit is None or attempt.engine_reason == "oom" else reason
+    facts = {
+        "id": attempt.id,
+        "path": os.fspath(folder.relative_to(pipe.workspace.root)),
+        "rc": exit_facts.get("rc"),
+        "reason": reason,
+        "detail": attempt.engine_detail,
+        "started": exit_facts.get("started"),
+        "duration_s": exit_facts.get("duration_s"),
+        "gpus": list(pipe.gpus.models[: case.gpus]),
+        "missing_files": missing,
+        "damage": damage,
+        "roots": roots,
+        "path_map": pipe.path_map(folder, trees, place),
+    }
+    write_json(folder / "attempt.json", {k: v for k, v in facts.items() if k != "path_map"})
+    return attempt, facts
+
+
+def _bridge_is_intact(trees: Mapping[str, Tree]) -> bool:
+    """Tell whether the Bridge's snapshot still has the content of its manifest; hashes 2,000 files in 0.2 s."""
+    home = trees["bridge"].path.parent
+    manifest = read_json(home / "manifest.json")
+    if manifest is None:
+        return True  # the vendored Bridge is part of NeMo-RL's snapshot, which the work copy has compared
+    return snapshot.has_content(home)
+
+
+def collect(case: Case, folder: Path, trees: Mapping[str, Tree]) -> list[str]:
+    """Copy new outputs of the case beside run.log; return the globs of `files` that no new, non-empty file matches.
+
+    New means: not part of the snapshot that the attempt's tree was copied from.
+    """
+    work = folder / "work" / case.repo
+    known = read_json(trees[case.repo].path.parent / "manifest.json")
+    old = known["files"] if known else {}
+    new = []
+    for base, _, names in os.walk(work):
+        for name in names:
+            path = Path(base, name)
+            relative = path.relative_to(work).as_posix()
+            if relative not in old and path.is_file() and not path.is_symlink():
+                new.append(relative)
+    wanted = [case.logs, *case.also_logs.values()] if case.logs else list(case.also_logs.values())
+    for relative in sorted(new):
+        inside = any(relative.startswith(f"{place}/") for place in wanted if place)
+        is_output = inside and "tfevents" in relative
+        is_text = relative.endswith(("run.log", "metrics.json", ".json", ".log")) and relative.startswith("tests/")
+        if is_output or is_text:
+            source = work / relative
+            if is_output or source.stat().st_size <= KEPT_BYTES:
+                target = folder / "logs" / relative
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, target)
+    sizes = {relative: (work / relative).stat().st_size for relative in new}
+    return [
+        glob
+        for glob in case.files
+        if not any(size and fnmatch.fnmatchcase(relative, glob) for relative, size in sizes.items())
+    ]
+
+
+def _gpu_lease(pipe: Pipeline, case: Case, place: Place) -> AbstractContextManager[None]:
+    """Hold the host's GPUs for one case: two of ours never share them, in this process or in another."""
+    if not case.gpus or place.rehearsal:
+        return nullcontext()
+    return records.lock(
+        pipe.settings.build / "leases" / "gpus.lock", pipe.settings.wait_s, "GPUs",
+        lambda text: pipe.tell("progress", f"run:{case.id}", text=text),
+    )  # fmt: skip

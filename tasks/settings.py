@@ -1,0 +1,195 @@
+"""What the user asked for: command line, then environment, then site.yaml, then defaults; nothing else is read later."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNTIMES = ("local", "docker", "podman", "slurm")
+
+# setting -> environment variable that may carry it (contract: the command line wins)
+ENVIRONMENT = {
+    "bridge": "BRIDGE_REPO",
+    "nemo_rl": "NEMO_RL_REPO",
+    "mcore": "MCORE_REPO",
+    "image": "NEMO_RL_IMAGE",
+    "runtime": "E2E_RUNTIME",
+    "build": "E2E_BUILD_DIR",
+    "levels": "E2E_LEVELS",
+}
+# settings of the pipeline and, after them, the arguments of single commands
+SETTINGS = (
+    *ENVIRONMENT, "python", "retries", "timeout", "fresh", "require_executed", "require_pinned", "jobs", "baseline",
+    "keep_work", "wait",
+    "since", "undo", "fault", "family", "n", "open", "max_gpu_hours", "detach",
+)  # fmt: skip
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
+_UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every choice of one invocation. Paths are absolute; durations are in seconds."""
+
+    build: Path
+    levels: Path
+    python: Path
+    runtime: str = "docker"
+    bridge: Path | None = None
+    nemo_rl: Path | None = None
+    mcore: Path | None = None
+    image: str | None = None
+    retries: int = 1
+    timeout_s: float | None = None
+    fresh: bool = False
+    require_executed: bool = False
+    require_pinned: bool = False
+    keep_work: bool = False
+    auto_baseline: bool = False
+    jobs: int = 1
+    wait_s: float = 7200.0
+    overrides: tuple[str, ...] = ()
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    def checkout(self, kind: str) -> Path:
+        """Return the checkout of "bridge", "nemo_rl" or "mcore"; raise UserError that says how to name it.
+
+        Core is looked for where the Bridge pins it (3rdparty/Megatron-LM) unless the user names another.
+        """
+        path: Path | None = getattr(self, kind)
+        if path is None and kind == "mcore":
+            path = self.checkout("bridge") / "3rdparty/Megatron-LM"
+        if path is None:
+            name = ENVIRONMENT[kind]
+            raise UserError(
+                f"{name} is not set: name the checkout with `export {name}=/path/to/checkout` or `{kind}=/path` on the "
+                "command line (`./doitw demo` runs a labelled demonstration without any)"
+            )
+        if not path.is_dir():
+            raise UserError(f"{kind}={path}: no such directory (from {self.origins.get(kind, 'the Bridge checkout')})")
+        return path
+
+
+def is_override(name: str) -> bool:
+    """Tell a Hydra override (`a.b=1`, `+a=1`, `++a.b=1`, `~a`) from a setting of ours: contract, "Settings"."""
+    return "." in name or name[:1] in ("+", "~")
+
+
+def parse_duration(text: str, name: str) -> float:
+    """Return seconds of "90", "60s", "45m", "2h"; raise UserError otherwise."""
+    match = _DURATION.fullmatch(text.strip())
+    if not match or float(match[1]) == 0:
+        raise UserError(f"{name}={text}: not a duration; write 60s, 45m or 2h")
+    return float(match[1]) * _UNIT_S[match[2]]
+
+
+def _flag(text: str, name: str) -> bool:
+    if text.lower() not in {"1", "0", "true", "false", "yes", "no"}:
+        raise UserError(f"{name}={text}: write {name}=1 or {name}=0")
+    return text.lower() in {"1", "true", "yes"}
+
+
+def _count(text: str, name: str, lowest: int) -> int:
+    if not text.isdecimal() or int(text) < lowest:
+        raise UserError(f"{name}={text}: write a whole number of at least {lowest}")
+    return int(text)
+
+
+def _site(path: Path) -> dict[str, str]:
+    if not path.exists():
+        return {}
+    import yaml
+
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not readable as YAML: {error}") from error
+    if not isinstance(loaded, dict):
+        raise UserError(f"{path}: must be a mapping of settings, e.g. `runtime: docker`")
+    return {str(k): str(v) for k, v in loaded.items() if not isinstance(v, (dict, list))}
+
+
+def check_names(names: Mapping[str, str], where: str) -> None:
+    """Raise UserError for the first name that is no setting, with the nearest one that is."""
+    for name in names:
+        if name not in SETTINGS:
+            near = difflib.get_close_matches(name, SETTINGS, n=1)
+            hint = f"; did you mean {near[0]}=?" if near else f"; settings are {', '.join(SETTINGS)}"
+            raise UserError(f"unknown setting {name}={names[name]} {where}{hint}")
+
+
+def load(
+    variables: Mapping[str, str],
+    flags: tuple[str, ...] = (),
+    environ: Mapping[str, str] | None = None,
+    root: Path = ROOT,
+) -> Settings:
+    """Return the settings of this invocation.
+
+    `variables` are the `name=value` words of the command line, `flags` its overrides without a value (`~key`).
+    Raises UserError for an unknown setting or a value that does not fit.
+    """
+    environ = os.environ if environ is None else environ
+    overrides = tuple(f"{k}={v}" for k, v in variables.items() if is_override(k)) + flags
+    given = {k: v for k, v in variables.items() if not is_override(k)}
+    check_names(given, "on the command line")
+    site = _site(root / "site.yaml")
+    check_names(site, f"in {root / 'site.yaml'}")
+    origins: dict[str, str] = {}
+
+    def value(name: str) -> str | None:
+        sources = (
+            (given.get(name), "the command line"),
+            (environ.get(ENVIRONMENT.get(name, "")), ENVIRONMENT.get(name, "")),
+            (site.get(name), "site.yaml"),
+        )
+        for text, origin in sources:
+            if text:
+                origins[name] = origin
+                return text
+        return None
+
+    def path(name: str) -> Path | None:
+        text = value(name)
+        return Path(os.path.abspath(os.path.expanduser(text))) if text else None  # noqa: PTH100, PTH111 - keeps links
+
+    runtime = value("runtime") or "docker"
+    if runtime not in RUNTIMES:
+        near = difflib.get_close_matches(runtime, RUNTIMES, n=1)
+        raise UserError(f"runtime={runtime}: choose {', '.join(RUNTIMES)}" + (f"; did you mean {near[0]}?" if near else ""))
+    timeout = value("timeout")
+    flag = lambda name: _flag(value(name) or "0", name)  # noqa: E731 - one word for six fields
+    return Settings(
+        build=path("build") or root / "build",
+        levels=path("levels") or root / "levels.yaml",
+        python=path("python") or Path(sys.executable),
+        runtime=runtime,
+        bridge=path("bridge"),
+        nemo_rl=path("nemo_rl"),
+        mcore=path("mcore"),
+        image=value("image"),
+        retries=_count(value("retries") or "1", "retries", 0),
+        timeout_s=parse_duration(timeout, "timeout") if timeout else None,
+        fresh=flag("fresh"),
+        require_executed=flag("require_executed"),
+        require_pinned=flag("require_pinned"),
+        keep_work=flag("keep_work"),
+        auto_baseline=(value("baseline") == "auto"),
+        jobs=_count(value("jobs") or "1", "jobs", 1),
+        wait_s=parse_duration(value("wait") or "2h", "wait"),
+        overrides=overrides,
+        arguments={k: v for k, v in given.items() if k in SETTINGS[SETTINGS.index("since") :]},
+        origins=origins,
+    )

@@ -1,0 +1,421 @@
+"""The CPU environment: what is built once, what an attempt gets for itself, and that stand-ins refuse what they cannot do.
+
+No package is installed here: `python` and `pip` are played by small scripts. Real installation and real runs: tests/real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tasks import cpu, cpu_build
+from tasks.errors import UserError
+
+BASE = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+
+FAKE_PYTHON = """#!{base}
+import os, pathlib, sys
+log = pathlib.Path({log!r})
+with log.open("a") as out:
+    print(" ".join(sys.argv[1:]), file=out)
+args = sys.argv[1:]
+if args[:1] == ["-c"]:
+    print({version!r} if "sys.version" in args[1] else "2.13.0+cpu")
+    sys.exit(0 if "sys.version" in args[1] else int(os.environ.get("FAKE_TORCH", "0")))
+if args[:2] == ["-m", "venv"]:
+    bin = pathlib.Path(args[-1]) / "bin"
+    bin.mkdir(parents=True)
+    (bin / "python").write_text(pathlib.Path(sys.argv[0]).read_text())
+    (bin / "python").chmod(0o755)
+elif args[:2] == ["-m", "pip"]:
+    print("Collecting torch==2.13.0")
+    print("ERROR: no space left on device" if os.environ.get("FAKE_PIP") else "Installing collected packages: torch")
+    sys.exit(int(os.environ.get("FAKE_PIP", "0")))
+else:
+    out = pathlib.Path(args[1])
+    for name in ("trained", "noisy", "noisy_qwen2"):
+        (out / "models" / name).mkdir(parents=True)
+        (out / "models" / name / "config.json").write_text("{{}}")
+    (out / "data").mkdir()
+    print("trained: step 100/500, loss 0.5")
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    for name, text in {
+        "requirements.txt": "# comment\ntorch==2.13.0\nray==2.60.0\n",
+        "make_models.py": "# recipe\n",
+        "shim/sitecustomize.py": "",
+        "standins/vllm/vllm/__init__.py": "",
+        "standins/vllm/vllm/v1/executor/ray_executor.py": "anchor\n",
+        "standins/flash_attn/flash_attn/__init__.py": "",
+        "standins/flashinfer/flashinfer/__init__.py": "",
+        "bin/uv": "#!/bin/sh\n",
+    }.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    path = tmp_path / "python3.11"
+    path.write_text(FAKE_PYTHON.format(base=BASE, log=str(tmp_path / "calls"), version="3.11.7 (main)"))
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def calls(tmp_path: Path):
+    def read() -> list[str]:
+        lines = (tmp_path / "calls").read_text().splitlines() if (tmp_path / "calls").exists() else []
+        names = {"venv": "-m venv", "pip": "-m pip", "models": "make_models.py"}
+        return [name for line in lines for name, mark in names.items() if mark in line]
+
+    return read
+
+
+def build(tmp_path: Path, source: Path, python: Path, lines: list[str] | None = None) -> cpu.CpuEnvironment:
+    return cpu.build(tmp_path / "build", (lines if lines is not None else []).append, source=source, python=python)
+
+
+def test_second_build_does_nothing_and_says_nothing(tmp_path, source, python, calls):
+    first_lines: list[str] = []
+    first = build(tmp_path, source, python, first_lines)
+    assert calls() == ["venv", "pip", "models"]
+    assert any("2 packages" in line for line in first_lines)
+    assert any("step 100/500" in line for line in first_lines)
+    again: list[str] = []
+    assert build(tmp_path, source, python, again) == first
+    assert again == []
+    assert calls() == ["venv", "pip", "models"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "repeated"),
+    [
+        ("shim/sitecustomize.py", []),
+        ("standins/vllm/vllm/__init__.py", []),
+        ("make_models.py", ["models"]),
+        ("requirements.txt", ["venv", "pip", "models"]),
+    ],
+)
+def test_an_edit_repeats_only_what_is_made_from_it(tmp_path, source, python, calls, changed, repeated):
+    before = build(tmp_path, source, python)
+    (source / changed).write_text((source / changed).read_text() + "extra==1\n")
+    after = build(tmp_path, source, python)
+    assert calls()[3:] == repeated
+    assert after.digest != before.digest
+    assert after.pythonpath != before.pythonpath  # a frozen copy each: a run in progress keeps its own
+
+
+def test_a_comment_in_the_pins_installs_nothing_again(tmp_path, source, python, calls):
+    build(tmp_path, source, python)
+    (source / "requirements.txt").write_text("# other words\ntorch==2.13.0\nray==2.60.0\n")
+    build(tmp_path, source, python)
+    assert calls() == ["venv", "pip", "models"]
+
+
+def test_digest_sees_content_mode_and_python(source, python, tmp_path):
+    first = cpu.digest(source, python)
+    (source / "bin/uv").chmod(0o755)
+    second = cpu.digest(source, python)
+    other = tmp_path / "other"
+    other.write_text(python.read_text().replace("3.11.7", "3.12.1"))
+    other.chmod(0o755)
+    assert len({first, second, cpu.digest(source, other)}) == 3
+    (source / "shim/__pycache__").mkdir()
+    (source / "shim/__pycache__/x.pyc").write_text("")
+    assert cpu.digest(source, python) == second
+
+
+@pytest.mark.parametrize("left", ["venv", "models"])
+def test_what_an_interrupted_step_left_is_not_believed(tmp_path, source, python, calls, left):
+    build(tmp_path, source, python)
+    folder = next((tmp_path / "build").glob(f"{left}-*"))
+    (folder / "complete.json").unlink()
+    (folder / "half").write_text("")
+    assert cpu.ready(tmp_path / "build", source=source, python=python) is None
+    build(tmp_path, source, python)
+    assert not (folder / "half").exists()
+    assert calls()[3:] == {"venv": ["venv", "pip"], "models": ["models"]}[left]
+
+
+def test_failed_pip_is_an_error_with_its_last_lines_and_is_tried_again(tmp_path, source, python, calls, monkeypatch):
+    monkeypatch.setenv("FAKE_PIP", "1")
+    with pytest.raises(UserError, match=r"(?s)pip install ended with 1.*no space left on device"):
+        build(tmp_path, source, python)
+    assert cpu.ready(tmp_path / "build", source=source, python=python) is None
+    monkeypatch.delenv("FAKE_PIP")
+    build(tmp_path, source, python)
+    assert calls() == ["venv", "pip", "venv", "pip", "models"]
+
+
+def test_cuda_build_of_torch_is_refused_with_the_remedy(tmp_path, source, python, monkeypatch):
+    monkeypatch.setenv("FAKE_TORCH", "1")
+    with pytest.raises(UserError, match="PIP_EXTRA_INDEX_URL"):
+        build(tmp_path, source, python)
+
+
+def test_python_outside_the_range_is_refused(tmp_path, source, python):
+    python.write_text(python.read_text().replace("3.11.7", "3.10.13"))
+    with pytest.raises(UserError, match=r"3\.10; the CPU environment needs 3\.11"):
+        build(tmp_path, source, python)
+
+
+def test_second_builder_waits_says_so_and_gives_up_in_time(tmp_path):
+    lines: list[str] = []
+    with (
+        cpu_build.locked(tmp_path / "lock", lines.append),
+        pytest.raises(UserError, match="another process has held"),
+        cpu_build.locked(tmp_path / "lock", lines.append, timeout_s=0.0),
+    ):
+        pass
+    with cpu_build.locked(tmp_path / "lock", lines.append, timeout_s=0.0):
+        pass
+
+
+def test_two_builders_at_once_install_once(tmp_path, source, python, calls):
+    results: list[cpu.CpuEnvironment] = []
+    threads = [threading.Thread(target=lambda: results.append(build(tmp_path, source, python))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(results) == 2
+    assert results[0] == results[1]
+    assert calls() == ["venv", "pip", "models"]
+
+
+def test_lock_outlives_a_killed_builder_while_its_pip_lives(tmp_path):
+    """Otherwise the next build would remove the folder into which an orphaned pip still writes."""
+    lines: list[str] = []
+    read, write = os.pipe()
+    with cpu_build.locked(tmp_path / "lock", lines.append) as lock:
+        child = subprocess.Popen(["cat"], stdin=read, pass_fds=(lock,))
+    os.close(read)
+    with pytest.raises(UserError), cpu_build.locked(tmp_path / "lock", lines.append, timeout_s=0.0):
+        pass
+    os.close(write)
+    child.wait(10)
+    with cpu_build.locked(tmp_path / "lock", lines.append, timeout_s=0.0):
+        pass
+
+
+@pytest.fixture
+def made(tmp_path, source, python, monkeypatch) -> cpu.CpuEnvironment:
+    monkeypatch.setattr(cpu.tempfile, "gettempdir", lambda: "/tmp")
+    return build(tmp_path, source, python)
+
+
+def test_attempts_share_no_path_no_ray_and_no_device(tmp_path, made):
+    a, b = (cpu.environment(made, tmp_path / name, gpus=2) for name in ("a", "b"))
+    try:
+        own = ["HOME", "HF_HOME", "NRL_MEGATRON_CHECKPOINT_DIR", "RAY_TMPDIR", "TMPDIR", "CUDA_VISIBLE_DEVICES"]
+        assert all(a.env[name] != b.env[name] for name in [*own, "E2E_CPU_TAG", "RAY_OVERRIDE_RESOURCES"])
+        assert all(Path(a.env[name]).is_relative_to(tmp_path / "a") for name in own[:3])
+        assert all(list(Path(a.env[name]).iterdir()) == [] for name in ("HOME", "NRL_MEGATRON_CHECKPOINT_DIR"))
+        assert a.env["RAY_ADDRESS"] == "local"
+    finally:
+        cpu.release(tmp_path / "a")
+        cpu.release(tmp_path / "b")
+    assert not a.temporary.exists()
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 2, 4])
+def test_fake_gpus_are_resources_and_the_tag_is_the_one_that_init_ray_computes(tmp_path, made, gpus):
+    got = cpu.environment(made, tmp_path / "a", gpus=gpus)
+    cpu.release(tmp_path / "a")
+    resources = json.loads(got.env["RAY_OVERRIDE_RESOURCES"])
+    devices = got.env["CUDA_VISIBLE_DEVICES"].split(",")
+    assert resources["GPU"] == gpus
+    assert devices[:gpus] == [str(n) for n in range(gpus)]
+    assert int(devices[gpus]) > 99_999
+    # nemo_rl/distributed/virtual_cluster.py: sorted, joined by "_"
+    assert resources["nrl_tag_" + "_".join(sorted(devices))] == 1
+
+
+def test_ray_sockets_fit_into_107_bytes(tmp_path, made, monkeypatch):
+    got = cpu.environment(made, tmp_path / ("deep" * 30), gpus=1)
+    cpu.release(tmp_path / ("deep" * 30))
+    session = "ray/session_2026-11-30_21-08-12_123456_4194304/sockets/plasma_store"
+    assert len(f"{got.env['RAY_TMPDIR']}/{session}".encode()) <= 107
+    monkeypatch.setattr(cpu.tempfile, "gettempdir", lambda: "/tmp/" + "long" * 10)
+    with pytest.raises(UserError, match="set TMPDIR"):
+        cpu.environment(made, tmp_path / "b", gpus=1)
+
+
+def test_vllm_is_opt_in_and_a_copy_because_it_is_patched_in_place(tmp_path, made):
+    without = cpu.environment(made, tmp_path / "a", gpus=1)
+    got = cpu.environment(made, tmp_path / "a", gpus=1, standins=["vllm"])
+    cpu.release(tmp_path / "a")
+    assert not any("vllm" in path for path in without.pythonpath)
+    copy = Path(got.pythonpath[-1])
+    assert copy.is_relative_to(tmp_path / "a")
+    (copy / "vllm/v1/executor/ray_executor.py").write_text("patched")
+    assert (Path(made.standins["vllm"]) / "vllm/v1/executor/ray_executor.py").read_text() == "anchor\n"
+    with pytest.raises(UserError, match="unknown stand-in 'vlm'"):
+        cpu.environment(made, tmp_path / "a", gpus=1, standins=["vlm"])
+
+
+def test_stock_name_leads_to_a_tiny_model_in_the_attempts_own_cache(tmp_path, made):
+    for _ in range(2):  # a second call for the same attempt is harmless
+        got = cpu.environment(made, tmp_path / "a", gpus=1)
+    cpu.release(tmp_path / "a")
+    entry = Path(got.env["HF_HOME"]) / "hub" / "models--Qwen--Qwen2.5-0.5B"
+    revision = (entry / "refs" / "main").read_text()
+    assert (entry / "snapshots" / revision / "config.json").exists()
+
+
+def test_unit_suites_get_torch_as_it_is(tmp_path, made):
+    modes = [cpu.environment(made, tmp_path / "a", gpus=1, cuda=flag).env["E2E_CPU"] for flag in (True, False)]
+    cpu.release(tmp_path / "a")
+    assert modes == ["run", "import"]
+
+
+def test_placeholders_are_replaced_and_hydra_braces_stay(made):
+    texts = ["policy.model_name={model}", "a={models}/noisy", "b={data}/x", "c=${policy.model_name}", "--config={rl}/y"]
+    done = cpu.substitute(texts, made, "trained", rl=Path("/x"))
+    models = made.models["trained"].parent
+    assert done == (
+        f"policy.model_name={models}/trained",
+        f"a={models}/noisy",
+        f"b={made.data}/x",
+        "c=${policy.model_name}",
+        "--config=/x/y",
+    )
+    with pytest.raises(UserError, match="unknown tiny model 'traned'"):
+        cpu.substitute([], made, "traned")
+
+
+def uv(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "show.py"
+    script.write_text("import os, sys; print(os.getcwd(), sys.argv[1:])")
+    return subprocess.run(
+        ["bash", str(cpu.SOURCE / "bin" / "uv"), *(a.replace("SCRIPT", str(script)) for a in args)],
+        capture_output=True, text=True, cwd=tmp_path, timeout=30, check=False,
+        env={"PATH": f"{BASE.parent}:/usr/bin:/bin"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("run", "SCRIPT", "--no-sync", "a b"),
+        ("run", "--no-sync", "SCRIPT", "--no-sync", "a b"),
+        ("run", "--locked", "--extra", "mcore", "python", "SCRIPT", "--no-sync", "a b"),
+        ("run", "--", "python", "SCRIPT", "--no-sync", "a b"),
+    ],
+)
+def test_uv_run_runs_the_command_with_its_arguments(tmp_path, args):
+    assert uv(tmp_path, *args).stdout == f"{tmp_path} ['--no-sync', 'a b']\n"
+
+
+@pytest.mark.parametrize(
+    "args", [("venv", "x"), ("sync",), (), ("run",), ("run", "--isolated", "SCRIPT"), ("run", "--extra")]
+)
+def test_uv_refuses_what_it_does_not_do(tmp_path, args):
+    got = uv(tmp_path, *args)
+    assert got.returncode == 2
+    assert "uv stand-in" in got.stderr
+
+
+STANDIN = """
+import sys
+sys.path[:0] = [{path!r}]
+{code}
+"""
+
+
+def standalone(code: str, *folders: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run `code` in a fresh interpreter with the stand-ins' folders on its path (no torch in this environment)."""
+    path = os.pathsep.join(str(cpu.SOURCE / folder) for folder in folders)
+    return subprocess.run(
+        [str(BASE), "-c", code], capture_output=True, text=True, timeout=30, check=False,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **env},
+    )  # fmt: skip
+
+
+def test_an_interpreter_without_e2e_cpu_is_untouched():
+    got = standalone("import sys, builtins; print('e2e_cpu' in sys.modules, builtins.__import__.__module__)", "shim")
+    assert got.stdout == "False builtins\n", got.stderr
+
+
+def test_unknown_mode_is_an_error_at_start_up():
+    got = standalone("pass", "shim", E2E_CPU="yes")
+    assert "expected 'import' or 'run'" in got.stderr
+
+
+def test_action_runs_once_after_the_import_and_asking_for_the_spec_does_not_use_it_up(tmp_path):
+    (tmp_path / "late.py").write_text("value = 1\n")
+    (tmp_path / "act.py").write_text("def on(module): module.value += 1\n")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from e2e_cpu import after_import\n"
+        "after_import.register({'late': 'act:on'})\n"
+        "import importlib.util; importlib.util.find_spec('late')\n"
+        "import late; print(late.value)\n"
+        "importlib.reload(late); print(late.value)\n"
+        "try: after_import.register({'late': 'act:on'})\n"
+        "except RuntimeError as error: print(error)\n"
+    )
+    assert standalone(code, "shim").stdout == "2\n1\nimported before e2e_cpu could patch it: late\n"
+
+
+def test_failing_action_is_seen_even_where_the_import_error_is_caught(tmp_path):
+    (tmp_path / "late.py").write_text("")
+    (tmp_path / "act.py").write_text("def on(module): raise ImportError('renamed upstream')\n")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from e2e_cpu import after_import\n"
+        "after_import.register({'late': 'act:on'})\n"
+        "try:\n import late\nexcept ImportError: print('caught')\n"
+    )
+    got = standalone(code, "shim")
+    assert got.stdout == "caught\n"
+    assert "act:on failed after import of late" in got.stderr
+    assert "renamed upstream" in got.stderr
+
+
+def test_device_identifier_differs_between_attempts():
+    code = "import types; from e2e_cpu import nvml; m = types.SimpleNamespace(); nvml.apply(m); print(m.nvmlDeviceGetUUID(0))"
+    tags = {standalone(code, "shim", E2E_CPU_TAG=tag).stdout for tag in ("1", "2")}
+    assert len(tags) == 2
+    assert "KeyError" in standalone(code, "shim").stderr
+
+
+def test_unused_names_of_vllm_import_and_refuse():
+    code = (
+        "from vllm.v1.engine.core import EngineCoreProc\n"
+        "from vllm.v1.worker.gpu_worker import Worker\n"
+        "kept = EngineCoreProc.run_engine_core\n"
+        "Worker()\n"
+        "for use in (EngineCoreProc, kept):\n"
+        " try: use(1)\n"
+        " except NotImplementedError as error: print(error)\n"
+    )
+    assert standalone(code, "standins/vllm").stdout.splitlines() == [
+        "vllm.v1.engine.core.EngineCoreProc is not answered by the CPU stand-in of vLLM",
+        "vllm.v1.engine.core.EngineCoreProc.run_engine_core is not answered by the CPU stand-in of vLLM",
+    ]
+
+
+def test_engine_refuses_what_would_change_results():
+    code = (
+        "import sys, types; sys.modules['torch'] = types.ModuleType('torch')\n"
+        "from vllm import LLM, SamplingParams\n"
+        "for make in (lambda: LLM('m', 'a.b', tensor_parallel_size=2), lambda: LLM('m', 'a.b', logprobs_mode='raw_logprobs'),\n"
+        "             lambda: SamplingParams(bad_words=['x']), lambda: SamplingParams(min_p=0.1)):\n"
+        " try: make()\n"
+        " except (NotImplementedError, TypeError) as error: print(type(error).__name__)\n"
+    )
+    assert standalone(code, "standins/vllm").stdout.split() == [*["NotImplementedError"] * 3, "TypeError"]
