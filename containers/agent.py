@@ -46,7 +46,8 @@ TICK_S = 0.05  # while the tree is being stopped
 MIN_SECRET_BYTES = 4  # shorter values would blank half the log and hide nothing
 RESERVE_BYTES = 16 * 1024  # room for exit.json, taken at the start: the disk may be full at the end
 MARKERS = ("NEMO_RL_E2E_JOB", "NEMO_RL_E2E_OWNER")  # set by the local runtime: whose process is this?
-NEEDED = ("id", "argv", "cwd", "env", "log", "exit", "timeout_s")
+NEEDED = ("schema", "id", "argv", "cwd", "env", "log", "exit", "timeout_s")
+DEFAULTS = {"secrets": (), "done_pattern": None, "grace_s": 60.0, "silence_s": None, "term_grace_s": 10.0}
 STATUS = {"terminated": 143, "runner_gone": 143, "spawn_failed": 127}  # the three limits: 124
 
 
@@ -132,12 +133,10 @@ def descendants(root: int) -> dict[int, str]:
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             table[int(name)] = process(int(name))
-    found, queue = {}, [root]
-    while queue:
-        parent = queue.pop()
-        queue += [pid for pid, entry in table.items() if entry[1] == parent]
-        found[parent] = table[parent]
-    return {pid: entry[2] for pid, entry in found.items() if pid != root and entry[0] not in "ZX"}
+    found = {root}
+    while more := {pid for pid, entry in table.items() if entry[1] in found} - found:
+        found |= more
+    return {pid: table[pid][2] for pid in found - {root} if table[pid][0] not in "ZX"}
 
 
 def send(pid: int, started: str, number: int) -> None:
@@ -163,20 +162,14 @@ def environment(folder: str) -> dict[str, Any]:
     return facts
 
 
-def new_owner(spec: Mapping[str, Any]) -> Sequence[int] | None:
-    """Return uid and gid for the files; None if there is nothing to do: not root, or a root that is the caller."""
-    return None if os.geteuid() or "NEMO_RL_E2E_ROOTLESS" in os.environ else spec.get("owner")
-
-
-def give_back(spec: Mapping[str, Any]) -> list[str]:
-    """Change the owner of everything below the spec's give_back paths; return the problems. Links are not followed."""
+def give_back(owner: Sequence[int] | None, tops: Iterable[str]) -> list[str]:
+    """Change the owner of everything below `tops`; return the problems. Links are not followed."""
     problems: list[str] = []
-    owner = new_owner(spec)
-    for top in (spec.get("give_back") or ()) if owner else ():
+    for top in tops if owner else ():
         for folder, names, files in os.walk(top, onerror=lambda error: problems.append(str(error))):
             for name in (".", *names, *files):
                 try:
-                    os.chown(os.path.join(folder, name), *owner, follow_symlinks=False)
+                    os.chown(os.path.join(folder, name), *(owner or ()), follow_symlinks=False)
                 except FileNotFoundError:
                     continue
                 except OSError as error:
@@ -193,7 +186,7 @@ class Command:
         self.rc: int | None = None
         self.done_at: float | None = None
         self.signals: list[int] = []
-        self.pattern = re.compile(spec["done_pattern"]) if spec.get("done_pattern") else None
+        self.pattern = re.compile(spec["done_pattern"]) if spec["done_pattern"] else None
         self.selector = selectors.DefaultSelector()
         wake, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
@@ -209,8 +202,7 @@ class Command:
         argv, env = list(self.spec["argv"]), dict(self.spec["env"])
         if os.path.basename(argv[0]) == "bash":
             argv[1:1] = ["-o", "pipefail"]
-        names = (*self.spec.get("secrets", ()), *MARKERS)
-        env.update({name: os.environ[name] for name in names if name in os.environ})
+        env |= {name: os.environ[name] for name in (*self.spec["secrets"], *MARKERS) if name in os.environ}
         self.output, write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.output, False)
         self.selector.register(self.output, selectors.EVENT_READ, "output")
@@ -251,8 +243,8 @@ class Command:
             return self.reason or "terminated", 0.0
         limits = [("timeout", began + self.spec["timeout_s"])]
         if self.done_at is not None:  # the grace replaces the long limit: training is over
-            limits = [("hang", self.done_at + self.spec.get("grace_s", 60.0))]
-        elif self.spec.get("silence_s"):
+            limits = [("hang", self.done_at + self.spec["grace_s"])]
+        elif self.spec["silence_s"]:
             limits.append(("silent", self.log.last + self.spec["silence_s"]))
         reason, at = min(limits, key=lambda limit: limit[1])
         left_s = at - time.monotonic()
@@ -286,7 +278,7 @@ class Command:
             while (alive := descendants(os.getpid())) and time.monotonic() < until and not self.signals:
                 self.pump(TICK_S)
             self.leftover = len(alive)  # outlived the command; survivors outlived even KILL
-        self.survivors = self.stop_tree(float(self.spec.get("term_grace_s", 10.0)))
+        self.survivors = self.stop_tree(self.spec["term_grace_s"])
         until = time.monotonic() + (TICK_S if self.survivors else KILL_S)
         while any(key.data == "output" for key in self.selector.get_map().values()) and time.monotonic() < until:
             self.pump(TICK_S)  # the pipe's end comes as soon as no writer is left
@@ -311,7 +303,7 @@ def run(spec: Mapping[str, Any]) -> int:
     subreaper = ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
     with contextlib.suppress(OSError):
         os.setsid()
-    log = Log(spec["log"], (os.environ[name] for name in spec.get("secrets", ()) if name in os.environ))
+    log = Log(spec["log"], (os.environ[name] for name in spec["secrets"] if name in os.environ))
     command, reserved = Command(spec, log), f"{spec['exit']}.{os.getpid()}.part"
     with contextlib.suppress(OSError), open(reserved, "wb") as file:
         file.write(b" " * RESERVE_BYTES)
@@ -331,9 +323,9 @@ def run(spec: Mapping[str, Any]) -> int:
         "log_lost_bytes": log.lost_bytes,
         "log_error": log.error,
         "environment": facts,
-        "give_back_problems": give_back(spec),
+        "give_back_problems": give_back(spec["owner"], spec["give_back"]),
     }
-    finish(spec["exit"], reserved, record, new_owner(spec))
+    finish(spec["exit"], reserved, record, spec["owner"])
     if command.reason != "exited" or command.rc is None:
         return STATUS.get(command.reason, 124)
     return command.rc if command.rc >= 0 else 128 - command.rc
@@ -346,16 +338,19 @@ def main(argv: Sequence[str]) -> int:
     try:
         with open(argv[-1], "rb") as file:
             spec = json.load(file)
-        missing = [name for name in NEEDED if name not in spec]
-        re.compile(spec.get("done_pattern") or "")
-    except (OSError, ValueError, IndexError, TypeError, AttributeError, re.error) as error:
-        missing, spec = [repr(error)], {}
-    if missing or spec.get("schema") != 1 or not spec["argv"]:
-        print(f"agent: unusable spec {list(argv)}: schema is not 1, no argv, or missing: {missing}", file=sys.stderr)
+        spec = DEFAULTS | {"owner": None, "give_back": ()} | spec
+        problem = [f"no {name}" for name in NEEDED if spec.get(name) in (None, "", [])] or (spec["schema"] != 1 and "schema is not 1")
+        re.compile(spec["done_pattern"] or "")
+    except (OSError, ValueError, IndexError, TypeError, re.error) as error:
+        problem = repr(error)
+    if problem:
+        print(f"agent: unusable spec {list(argv)}: {problem}", file=sys.stderr)
         return 2
+    if os.geteuid() or "NEMO_RL_E2E_ROOTLESS" in os.environ:  # a rootless engine's root is the caller already
+        spec["owner"] = None
     if argv[0] != "give-back":
         return run(spec)
-    problems = give_back(spec)
+    problems = give_back(spec["owner"], spec["give_back"])
     print("\n".join(problems), file=sys.stderr)
     return 1 if problems else 0
 

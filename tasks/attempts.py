@@ -150,7 +150,7 @@ def perform(
         "schema": 1, "id": folder.name, "argv": list(what.argv), "cwd": what.cwd, "env": env, "secrets": list(hidden),
         "log": f"{paths['attempt']}/run.log", "exit": f"{paths['attempt']}/exit.json", "timeout_s": what.timeout_s,
         "done_pattern": what.done_pattern, "grace_s": what.grace_s, "term_grace_s": TERM_GRACE_S,
-        "silence_s": what.silence_s, "owner": place.runtime.owner(), "give_back": [paths["attempt"]],
+        "silence_s": what.silence_s, "owner": [os.getuid(), os.getgid()], "give_back": [paths["attempt"]],
     }  # fmt: skip
     write_json(folder / "spec.json", spec)
     job = Job(

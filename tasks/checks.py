@@ -17,6 +17,7 @@ import argparse
 import difflib
 import json
 import math
+import operator
 import statistics
 import sys
 from collections.abc import Mapping
@@ -41,6 +42,9 @@ WORST_IS_SMALLEST = frozenset({">", ">="})
 OF_VALUES = frozenset(
     {"min", "max", "mean", "median", "ratio_above", "share_above", "trimmed_mean"}
 )  # have a worst step
+WINDOW = (("range_start", 1), ("range_end", 0))
+OPERATIONS = {"-": operator.sub, "*": operator.mul, "/": operator.truediv}
+COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "=="}
 
 
@@ -102,8 +106,8 @@ class _Evaluation:
     def result(self) -> CheckResult:
         """Return the decision; NoAnswerError where there is none."""
         check = self.check
-        if check.op == "in":
-            return self.membership()
+        if isinstance(check.left, Constant) and isinstance(check.right, Series):
+            return self.membership(str(check.left.value), self.series(check.right))
         left = self.number(check.left)
         if check.right is None:
             return self.truth(bool(left))
@@ -113,46 +117,45 @@ class _Evaluation:
             left, op, right = right, MIRRORED[op], left
         margin = _margin(left, op, right)
         worst = self.worst(op)
-        named = (
-            check.expr.strip()
-            if isinstance(check.right, Constant) is isinstance(check.left, Constant)
-            else _subject(check)
-        )
         shown, limit = _two(left, right)
         where = f", worst at step {worst}" if worst and self.used and len(self.used[0].values) > 1 else ""
         if margin is None:
-            text = f"{named} is {shown}, {'as' if holds else 'not as'} required: {op} {limit}{where}"
+            text = f"{check.subject} is {shown}, {'as' if holds else 'not as'} required: {op} {limit}{where}"
         elif holds:
-            text = f"{named} is {shown}, {margin:.2g} % inside the limit {limit}{where}"
+            text = f"{check.subject} is {shown}, {margin:.2g} % inside the limit {limit}{where}"
         else:
-            text = f"{named} is {shown}, {-margin:.2g} % beyond the limit {limit}{where}"
-        verdict = Verdict.PASS if holds else Verdict.FAIL
-        return self.finish(verdict, left, right, op, margin, text, worst)
+            text = f"{check.subject} is {shown}, {-margin:.2g} % beyond the limit {limit}{where}"
+        return self.finish(holds, left, right, text=text, op=op, margin=margin, worst=worst)
 
     def finish(
-        self, verdict: Verdict, value: Any, limit: Any, op: str, margin: float | None, text: str, worst: str | None
+        self,
+        holds: bool,
+        value: Any,
+        limit: Any,
+        *,
+        text: str,
+        op: str | None = None,
+        margin: float | None = None,
+        worst: str | None = None,
     ) -> CheckResult:
         """Return the result with the steps that were used."""
         steps = "; ".join(dict.fromkeys(_steps(points) for points in self.used)) or None
         if self.left_out:
             text += f"; left out as not finite: {', '.join(self.left_out)}"
-        return CheckResult(self.check.expr, verdict, value, limit, op, margin, text, self.check.tags, steps, worst)
+        check, verdict = self.check, Verdict.PASS if holds else Verdict.FAIL
+        op = check.op if op is None else op
+        return CheckResult(check.expr, verdict, value, limit, op, margin, text, check.tags, steps, worst)
 
-    def membership(self) -> CheckResult:
+    def membership(self, step: str, points: Points) -> CheckResult:
         """Decide `"3" in data["tag"]`."""
-        assert isinstance(self.check.left, Constant)
-        assert isinstance(self.check.right, Series)
-        step = str(self.check.left.value)
-        points = self.series(self.check.right)
         there = step in points.steps
         text = f"step {step} of {points.tag} is there" if there else _absent(points, step)
-        return self.finish(Verdict.PASS if there else Verdict.FAIL, _last(points), step, "in", None, text, None)
+        return self.finish(there, _last(points), step, text=text)
 
     def truth(self, holds: bool) -> CheckResult:
         """Decide a function that stands alone."""
         text = f"{self.check.expr.strip()} is {'true' if holds else 'false'}"
-        verdict = Verdict.PASS if holds else Verdict.FAIL
-        return self.finish(verdict, "true" if holds else "false", "true", "", None, text, None)
+        return self.finish(holds, "true" if holds else "false", "true", text=text)
 
     def number(self, node: Node) -> Any:
         """Return the number (or, of a value, the text) that a node stands for."""
@@ -163,17 +166,13 @@ class _Evaluation:
                 return self.single(tag, step)
             case Absolute(inner):
                 return abs(self.arithmetic(inner))
-            case Arithmetic("-", left, right):
-                return self.arithmetic(left) - self.arithmetic(right)
-            case Arithmetic(_, left, right):
-                return self.arithmetic(left) / self.arithmetic(right)
+            case Arithmetic(sign, left, right):
+                return OPERATIONS[sign](self.arithmetic(left), self.arithmetic(right))
             case Call(_, series, arguments):
                 points = self.series(series)
                 result = node.function.call(points, **dict(arguments))
-                bounds = {k: v for k, v in arguments if k.startswith("range_")}
-                self.used.append(
-                    window(points, bounds.get("range_start", 1), bounds.get("range_end", 0)) if bounds else points
-                )
+                bounds = [float(dict(arguments).get(name, default)) for name, default in WINDOW]
+                self.used.append(window(points, *bounds) if bounds != [1, 0] else points)
                 return result
         raise NoAnswerError("a series is not a number")
 
@@ -261,9 +260,7 @@ def _compare(left: Any, op: str, right: Any) -> bool:
         return bool(left == right)
     if isinstance(left, str) or isinstance(right, str):
         raise NoAnswerError(f"{left!r} {op} {right!r} compares a text with a number")
-    return bool(
-        left < right if op == "<" else left <= right if op == "<=" else left > right if op == ">" else left >= right
-    )
+    return bool(COMPARISONS[op](left, right))
 
 
 def _margin(value: Any, op: str, limit: Any) -> float | None:
@@ -273,12 +270,6 @@ def _margin(value: Any, op: str, limit: Any) -> float | None:
     inside = limit - value if op in WORST_IS_LARGEST else value - limit
     margin = float(inside / abs(limit) * 100)
     return margin if math.isfinite(margin) else None
-
-
-def _subject(check: Check) -> str:
-    """Return the side of the comparison that reads data, as it was written."""
-    left, _, right = check.expr.partition(check.op)
-    return (right if isinstance(check.left, Constant) else left).strip()
 
 
 def _two(value: Any, limit: Any) -> tuple[str, str]:
@@ -316,9 +307,9 @@ def history(value: float | str | None, earlier: Sequence[float]) -> str | None:
 
 def weaknesses(check: Check) -> tuple[str, ...]:
     """Return what the check cannot show; see tasks/weaknesses.py. "never fails" and "never passes" are errors."""
-    from tasks import weaknesses as module
+    from tasks.weaknesses import weaknesses as tried
 
-    return module.weaknesses(check)
+    return tried(check)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

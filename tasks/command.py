@@ -92,7 +92,7 @@ class Run(DoitRun):  # type: ignore[misc]  # doit has no types
         wrong = getattr(error, "not_found", None)
         if wrong is None:
             return UserError(str(error))
-        known = [task.name for task in getattr(self, "task_list", [])] + list(self.cmds.to_dict())
+        known = [*(task.name for task in getattr(self, "task_list", [])), *self.config.get("COMMAND", {})]
         near = difflib.get_close_matches(wrong, known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return UserError(f"unknown level, case or command {wrong!r}{hint} (doit levels)")

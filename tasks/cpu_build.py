@@ -29,6 +29,9 @@ MODELS_TIMEOUT_S = 1800.0  # 60 s on two free cores
 LOCK_TIMEOUT_S = 5400.0
 REPORT_EVERY = 20  # packages between two lines of progress
 TAIL_LINES = 15
+CHECK_TIMEOUT_S = 600.0
+CUDA_BUILD = 3
+WARMED = ("ray", "transformers", "datasets", "tensordict", "hydra", "omegaconf", "tensorboard", "wandb", "mlflow")
 
 # Actors for which NeMo-RL ignores NEMO_RL_PY_EXECUTABLES_SYSTEM and would make an environment with uv: with a link
 # <NEMO_RL_VENV_DIR>/<class> the environment that it leads to is used (distributed/ray_actor_environment_registry.py,
@@ -76,9 +79,10 @@ def install(venv: Path, requirements: Path, python: Path, report: Callable[[str]
     started = time.monotonic()
     # --clear and no pip upgrade: the interpreter's own pip is good enough and needs no network of its own
     _stream([str(python), "-m", "venv", "--clear", str(venv)], lambda _: None, lock, 300.0, "python -m venv")
+    # --no-compile: of 3.6 GB a run imports a tenth; _check_torch compiles that part, once
     command = [
-        str(venv / "bin" / "python"), "-m", "pip", "install", "--no-deps", "--no-input", "--disable-pip-version-check",
-        "--progress-bar", "off", "-r", str(requirements),
+        str(venv / "bin" / "python"), "-m", "pip", "install", "--no-deps", "--no-input", "--no-compile",
+        "--disable-pip-version-check", "--progress-bar", "off", "-r", str(requirements),
     ]  # fmt: skip
     _stream(command, _packages(report, total), lock, INSTALL_TIMEOUT_S, "pip install")
     _check_torch(venv)
@@ -112,7 +116,7 @@ def _packages(report: Callable[[str], None], total: int) -> Callable[[str], None
 
     def read(line: str) -> None:
         nonlocal seen
-        if match := re.match(r"Collecting ([A-Za-z0-9._-]+)", line):
+        if match := re.match(r"(?:Collecting|Processing) (?:\S*/)?(\S+)", line):
             seen += 1
             if seen % REPORT_EVERY == 0:
                 report(f"CPU environment: {seen}/{total} packages fetched, now {match[1]}")
@@ -131,18 +135,26 @@ def _models(report: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def _check_torch(venv: Path) -> None:
-    """Refuse a CUDA build, which the index of PyPI gives: it is large and its answers are not the stand-ins'."""
-    code = "import torch, sys; print(torch.__version__); sys.exit(torch.version.cuda is not None)"
+    """Refuse a CUDA build, which the index of PyPI gives: it is large and its answers are not the stand-ins'.
+
+    The imports that every run makes are made here once, so that their bytecode is there before workers want it at once.
+    """
+    code = (
+        "import sys, torch; print(torch.__version__)\n"
+        f"if torch.version.cuda is not None: sys.exit({CUDA_BUILD})\n"
+        f"import {', '.join(WARMED)}"
+    )
     asked = subprocess.run(
-        [str(venv / "bin" / "python"), "-c", code], capture_output=True, text=True, timeout=300, check=False,
+        [str(venv / "bin" / "python"), "-c", code], capture_output=True, text=True, check=False, timeout=CHECK_TIMEOUT_S,
         env=_environment(),
     )  # fmt: skip
-    if asked.returncode:
-        what = asked.stdout.strip() or asked.stderr.strip()[-300:]
+    if asked.returncode == CUDA_BUILD or "libcud" in asked.stderr:
         raise UserError(
-            f"pip did not give the CPU build of torch ({what}); name an index of CPU wheels in PIP_EXTRA_INDEX_URL "
+            f"pip gave torch {asked.stdout.strip()}, a CUDA build; name an index of CPU wheels in PIP_EXTRA_INDEX_URL "
             "(PyTorch's installation page has its address) and run the command again"
         )
+    if asked.returncode:
+        raise UserError(f"the installed packages cannot be imported: {asked.stderr.strip()[-500:]}")
 
 
 def _environment() -> dict[str, str]:

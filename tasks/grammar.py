@@ -2,7 +2,7 @@
 
     check      = number OP number | value "==" "text" | "step" "in" series | truth
     OP         = "<" | "<=" | ">" | ">=" | "=="
-    number     = constant | value | call | abs(number) | number "-" number | number "/" number | (number)
+    number     = constant | value | call | abs(number) | number ("-" | "*" | "/") number | (number)
     value      = data["tag"] | data["tag"]["step"]
     series     = data["tag"] | finite_only(data["tag"])
     call       = function(series, constants...)            functions and parameters: tasks/trends.py
@@ -19,7 +19,7 @@ import ast
 import difflib
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from tasks.trends import FUNCTIONS
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 MAX_LENGTH = 1000  # characters; the longest upstream expression has 92
 MAX_DEPTH = 20  # nodes from the root; the deepest upstream expression has 7
 MAX_NUMBER_TEXT = 40  # characters of a constant, "1e309" is refused by its value
+SIGNS: dict[type[ast.operator], str] = {ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 OPERATORS: dict[type[ast.cmpop], str] = {
     ast.Lt: "<",
     ast.LtE: "<=",
@@ -42,7 +43,7 @@ OPERATORS: dict[type[ast.cmpop], str] = {
 
 
 class CheckSyntaxError(ValueError):
-    """The expression is not in the grammar; `column` (from 1) is where, `problem` what and, if known, what was meant."""
+    """The expression is not in the grammar: `column` (from 1) says where, `problem` what is wrong."""
 
     def __init__(self, problem: str, expr: str, column: int) -> None:
         super().__init__(f"column {column}: {problem}")
@@ -102,7 +103,7 @@ class Absolute:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """Difference ("-") or quotient ("/") of two numbers."""
+    """Difference ("-"), product ("*") or quotient ("/") of two numbers."""
 
     op: str
     left: Node
@@ -114,9 +115,13 @@ Node = Constant | Value | Series | Call | Absolute | Arithmetic
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One parsed check. `op` is "" for a truth function alone, whose call is `left`; `right` is then None."""
+    """One parsed check: `expr` as given, `subject` the side of it that is limited, as written.
+
+    `op` is "" for a truth function alone, whose call is `left`; `right` is then None.
+    """
 
     expr: str
+    subject: str
     left: Node
     op: str = ""
     right: Node | None = None
@@ -168,13 +173,13 @@ class _Reader:
     def __init__(self, expr: str, text: str, shift: int) -> None:
         self.expr, self.text, self.shift = expr, text, shift
 
-    def fail(self, node: ast.AST, problem: str) -> NoReturn:
-        """Raise CheckSyntaxError at a node; ast counts UTF-8 bytes within a line, people count characters."""
+    def error(self, node: ast.AST, problem: str) -> CheckSyntaxError:
+        """Return the error at a node; ast counts UTF-8 bytes within a line, people count characters."""
         line, offset = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
         lines = self.text.split("\n")
         before = sum(len(each) + 1 for each in lines[: line - 1])
         within = len(lines[line - 1].encode()[:offset].decode(errors="ignore"))
-        raise CheckSyntaxError(problem, self.expr, self.shift + before + within + 1)
+        return CheckSyntaxError(problem, self.expr, self.shift + before + within + 1)
 
     def check(self, node: ast.expr) -> Check:
         """Read the whole check."""
@@ -182,26 +187,26 @@ class _Reader:
             left = self.number(node, 1)
             if not isinstance(left, Call) or not left.function.is_true:
                 truths = ", ".join(name for name, function in FUNCTIONS.items() if function.is_true)
-                self.fail(node, f"a comparison is missing; only {truths} can stand alone")
-            return Check(self.expr, left)
+                raise self.error(node, f"a comparison is missing; only {truths} can stand alone")
+            return Check(self.expr, self.text, left)
         if not isinstance(node, ast.Compare):
-            self.fail(node, 'a check is one comparison, as in max(data["train/loss"]) < 0.8')
+            raise self.error(node, 'a check is one comparison, as in max(data["train/loss"]) < 0.8')
         if len(node.ops) != 1:
-            self.fail(node.comparators[1], "one comparison a check; write a second check")
+            raise self.error(node.comparators[1], "one comparison a check; write a second check")
         op = OPERATORS.get(type(node.ops[0]))
         if op is None:
-            self.fail(node.comparators[0], "the comparison before this is not one of < <= > >= == in")
+            raise self.error(node.comparators[0], "the comparison before this is not one of < <= > >= == in")
         right = node.comparators[0]
         checked = self.membership(node.left, right) if op == "in" else self.comparison(node.left, op, right)
         if not checked.tags:
-            self.fail(node, "the check reads no data")
+            raise self.error(node, "the check reads no data")
         return checked
 
     def membership(self, left: ast.expr, right: ast.expr) -> Check:
         """Read `"3" in data["tag"]`."""
         if not (isinstance(left, ast.Constant) and isinstance(left.value, str)):
-            self.fail(left, 'a step is written as text: "3" in data["train/loss"]')
-        return Check(self.expr, Constant(left.value), "in", self.series(right))
+            raise self.error(left, 'a step is written as text: "3" in data["train/loss"]')
+        return Check(self.expr, self.source(right), Constant(left.value), "in", self.series(right))
 
     def comparison(self, left: ast.expr, op: str, right: ast.expr) -> Check:
         """Read a comparison of numbers, or the equality of a value and a text."""
@@ -211,45 +216,48 @@ class _Reader:
                 sides.append(self.number(side, 1))
                 continue
             if op != "==":
-                self.fail(side, f"a text can be compared by == and in, not by {op}")
+                raise self.error(side, f"a text can be compared by == and in, not by {op}")
             if not isinstance(other, ast.Subscript):
-                self.fail(other, "only data[...] can be compared with a text")
+                raise self.error(other, "only data[...] can be compared with a text")
             sides.append(Constant(side.value))
-        return Check(self.expr, sides[0], op, sides[1])
+        subject = self.source(right if isinstance(sides[0], Constant) else left)
+        return Check(self.expr, subject, sides[0], op, sides[1])
+
+    def source(self, node: ast.expr) -> str:
+        """Return a node as it was written."""
+        return ast.get_source_segment(self.text, node) or self.text
 
     def number(self, node: ast.expr, depth: int) -> Node:
         """Read what stands for a number."""
         if depth > MAX_DEPTH:
-            self.fail(node, f"nested deeper than {MAX_DEPTH}")
+            raise self.error(node, f"nested deeper than {MAX_DEPTH}")
         match node:
             case ast.Constant() | ast.UnaryOp():
                 return Constant(self.constant(node))
             case ast.Subscript():
                 return self.value(node)
-            case ast.BinOp(left=left, op=ast.Sub() | ast.Div() as op, right=right):
-                sign = "-" if isinstance(op, ast.Sub) else "/"
-                return Arithmetic(sign, self.number(left, depth + 1), self.number(right, depth + 1))
+            case ast.BinOp(left=left, op=ast.Sub() | ast.Mult() | ast.Div() as op, right=right):
+                return Arithmetic(SIGNS[type(op)], self.number(left, depth + 1), self.number(right, depth + 1))
             case ast.BinOp():
-                self.fail(node.right, "the operator before this is not - or /")
+                raise self.error(node.right, "the operator before this is not - * or /")
             case ast.Call(func=ast.Name(id="abs"), args=[inner], keywords=[]):
                 return Absolute(self.number(inner, depth + 1))
             case ast.Call():
                 return self.call(node)
             case ast.Name(id="data"):
-                self.fail(node, 'data needs a tag: data["train/loss"]')
+                raise self.error(node, 'data needs a tag: data["train/loss"]')
             case ast.Name(id=name):
-                self.fail(node, f"{name!r} has no meaning here{_meant(name)}")
-        self.fail(node, "this is not part of a check (numbers, data[...], functions of it, - and /)")
+                raise self.error(node, f"{name!r} has no meaning here{_meant(name)}")
+        raise self.error(node, "this is not part of a check (numbers, data[...], functions of it, - * /)")
 
     def constant(self, node: ast.expr) -> float:
         """Read a number, with or without a minus."""
         inner = node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) else node
-        if not isinstance(inner, ast.Constant) or type(inner.value) not in {int, float}:
-            self.fail(node, "a number is expected here")
-        value = inner.value
-        assert isinstance(value, int | float)
-        if len(ast.get_source_segment(self.text, inner) or "") > MAX_NUMBER_TEXT or abs(value) > 1e308:
-            self.fail(inner, "the number is too long or not finite")
+        value = inner.value if isinstance(inner, ast.Constant) else None
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.error(node, "a number is expected here")
+        if len(self.source(inner)) > MAX_NUMBER_TEXT or abs(value) > 1e308:
+            raise self.error(inner, "the number is too long or not finite")
         return value if inner is node else -value
 
     def subscript(self, node: ast.Subscript) -> str:
@@ -259,7 +267,7 @@ class _Reader:
             return key.value
         if isinstance(key, ast.Constant) and type(key.value) is int and isinstance(node.value, ast.Subscript):
             return str(key.value)
-        self.fail(key, 'a tag or step in quotes is expected: data["train/loss"]["3"]')
+        raise self.error(key, 'a tag or step in quotes is expected: data["train/loss"]["3"]')
 
     def value(self, node: ast.Subscript) -> Value:
         """Read `data["tag"]` or `data["tag"]["step"]`."""
@@ -269,11 +277,11 @@ class _Reader:
             case ast.Subscript(value=ast.Name(id="data")):
                 step = self.subscript(node)
                 if not step.isdecimal():
-                    self.fail(node.slice, f"{step!r} is not a step: digits in quotes are")
+                    raise self.error(node.slice, f"{step!r} is not a step: digits in quotes are")
                 return Value(self.subscript(node.value), step)
             case ast.Name(id=name):
-                self.fail(node.value, f"{name!r} has no meaning here; did you mean data?")
-        self.fail(node, 'only data["tag"] and data["tag"]["step"] can be looked up')
+                raise self.error(node.value, f"{name!r} has no meaning here; did you mean data?")
+        raise self.error(node, 'only data["tag"] and data["tag"]["step"] can be looked up')
 
     def series(self, node: ast.expr) -> Series:
         """Read `data["tag"]` or `finite_only(data["tag"])`."""
@@ -282,21 +290,21 @@ class _Reader:
                 return Series(self.subscript(node))
             case ast.Call(func=ast.Name(id="finite_only"), args=[ast.Subscript() as inner], keywords=[]):
                 return Series(self.series(inner).tag, only_finite=True)
-        self.fail(node, 'a series is expected here: data["train/loss"]')
+        raise self.error(node, 'a series is expected here: data["train/loss"]')
 
     def call(self, node: ast.Call) -> Call:
         """Read the call of a function of the table."""
         if not isinstance(node.func, ast.Name):
-            self.fail(node.func, "only the functions of checks can be called")
+            raise self.error(node.func, "only the functions of checks can be called")
         name = node.func.id
         function = FUNCTIONS.get(name)
         if function is None:
-            self.fail(node.func, f"{name!r} is not a function of checks{_meant(name)}")
+            raise self.error(node.func, f"{name!r} is not a function of checks{_meant(name)}")
         if not node.args:
-            self.fail(node, f'{name} needs a series: {name}(data["train/loss"])')
+            raise self.error(node, f'{name} needs a series: {name}(data["train/loss"])')
         series = self.series(node.args[0])
         if len(node.args) - 1 > len(function.parameters):
-            self.fail(
+            raise self.error(
                 node.args[len(function.parameters) + 1], f"{name} takes {len(function.parameters)} arguments more"
             )
         given: dict[str, float | str] = {}
@@ -305,13 +313,13 @@ class _Reader:
         known = {parameter.name: parameter for parameter in function.parameters}
         for keyword in node.keywords:
             if keyword.arg not in known or keyword.arg in given:
-                self.fail(
+                raise self.error(
                     keyword, f"{name} has no argument {keyword.arg!r} here; it takes {', '.join(known) or 'none'}"
                 )
             given[keyword.arg] = self.argument(known[keyword.arg], keyword.value)
         for parameter in function.parameters:
             if parameter.required and parameter.name not in given:
-                self.fail(node, f"{name} needs {parameter.name}")
+                raise self.error(node, f"{name} needs {parameter.name}")
         return Call(name, series, tuple(given.items()))
 
     def argument(self, parameter: Parameter, node: ast.expr) -> float | str:
@@ -319,10 +327,10 @@ class _Reader:
         if parameter.kind == "direction":
             if isinstance(node, ast.Constant) and node.value in {"up", "down"}:
                 return str(node.value)
-            self.fail(node, f'{parameter.name} is "up" or "down"')
+            raise self.error(node, f'{parameter.name} is "up" or "down"')
         number = self.constant(node)
         if not parameter.low <= number <= parameter.high:
-            self.fail(node, f"{parameter.name} goes from {parameter.low:g} to {parameter.high:g}")
+            raise self.error(node, f"{parameter.name} goes from {parameter.low:g} to {parameter.high:g}")
         return number
 
 

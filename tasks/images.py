@@ -113,12 +113,12 @@ def load_pins(path: Path = PINS) -> dict[str, Pin]:
     marked = marked_yaml.read(path)
     problems: list[tuple[int, str]] = []
 
-    def mapping(place: marked_yaml.Place, value: Any, known: Iterable[str] | None) -> dict[str, Any]:
+    def mapping(place: marked_yaml.Place, value: Any, known: tuple[str, ...]) -> dict[str, Any]:
         if not isinstance(value, dict):
             problems.append((marked.line(place), "a mapping is expected here"))
             return {}
-        for key in value if known is not None else ():
-            if key not in known:
+        for key in value:
+            if known and key not in known:
                 close = difflib.get_close_matches(key, known, n=1)
                 hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
                 problems.append((marked.line((*place, key)), f"unknown key {key!r}; {hint}"))
@@ -128,7 +128,7 @@ def load_pins(path: Path = PINS) -> dict[str, Pin]:
     if top.get("schema") != 1:
         problems.append((marked.line(("schema",)), "schema must be 1"))
     pins = {}
-    for name, value in mapping(("images",), top.get("images"), None).items():
+    for name, value in mapping(("images",), top.get("images"), ()).items():
         fields = mapping(("images", name), value, PIN_KEYS)
         for key, text in fields.items():
             if problem := _pin_problem(key, text):
@@ -188,7 +188,7 @@ def resolve_container(
     try:
         with engine.client() as client:
             if DIGEST.fullmatch(wanted):
-                found, digest, notes = _present(client, wanted), None, []
+                found, digest, notes = _present(client, wanted), None, list[str]()
                 if found is None:
                     raise UserError(
                         f"image={wanted}: not on this engine, and an ID cannot be pulled: give repo@sha256:..."
@@ -225,8 +225,8 @@ def _pin(setting: str | None, path: Path) -> Pin | None:
         )
     if pin and not pin.digest:
         raise UserError(
-            f"image={setting}: {path} has no digest for {pin.reference} yet. Run `doit image update image={setting}` where "
-            "the registry can be reached and commit the line, or give image=REPO@sha256:... yourself."
+            f"image={setting}: {path} has no digest for {pin.reference} yet. Run `doit image update image={setting}` "
+            "where the registry can be reached and commit the line, or give image=REPO@sha256:... yourself."
         )
     return pin
 
@@ -367,9 +367,9 @@ def describe_interpreter(interpreter: Path, cache: Path | None = None) -> Image:
 
 def _ask(interpreter: Path) -> dict[str, Any]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    options: dict[str, Any] = {"capture_output": True, "text": True, "check": True, "stdin": subprocess.DEVNULL}
+    options: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "env": env}
     try:
-        run = subprocess.run([str(interpreter), "-c", DISTRIBUTIONS], timeout=INTERPRETER_S, env=env, **options)
+        run = subprocess.run([str(interpreter), "-c", DISTRIBUTIONS], timeout=INTERPRETER_S, check=True, **options)
         told = json.loads(run.stdout.splitlines()[-1])
     except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
         last = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]

@@ -8,7 +8,6 @@ case inherits (from `defaults`, its `kind`, a rehearsal profile) is already merg
 from __future__ import annotations
 
 import datetime as dt
-import difflib
 import hashlib
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -161,7 +160,7 @@ _RUN_KEYS = frozenset((
 class Level:
     """What a set of cases proves together. A group asks for its required cases (not optional) and its suites.
 
-    `includes` names levels or variants whose required cases and suites the group asks for as well.
+    `includes` names levels or variants whose required cases (`included`) and suites the group asks for as well.
     """
 
     id: str
@@ -173,11 +172,12 @@ class Level:
     includes: tuple[str, ...]
     cases: tuple[Case, ...]
     line: int
+    included: tuple[Case, ...] = ()
 
     @property
     def required(self) -> tuple[Case, ...]:
-        """The cases that the level's Pass needs."""
-        return tuple(case for case in self.cases if not case.optional)
+        """The cases that the level's Pass needs, its own and the included ones."""
+        return (*(case for case in self.cases if not case.optional), *self.included)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +201,6 @@ class Levels:
             return known[text]
         raise UserError(f"{self.path}: unknown case {text!r}{suggest(text, known)} (doit levels)")
 
-    def group(self, text: str) -> tuple[tuple[Case, ...], tuple[str, ...]]:
-        """Return what `doit level1` asks for: the required cases and the suites, those of included groups with them."""
-        level = self.level(text)
-        parts = [level, *(self.levels[name] for name in level.includes)]
-        suites = dict.fromkeys(name for part in parts for name in part.suites)
-        return tuple(case for part in parts for case in part.required), tuple(suites)
-
     def level(self, text: str) -> Level:
         """Return the level or variant called `text`; raise UserError with a suggestion."""
         if text in self.levels:
@@ -217,6 +210,8 @@ class Levels:
 
 def suggest(text: str, known: Mapping[str, Any] | list[str] | tuple[str, ...]) -> str:
     """Return `; did you mean 'x'?` for the nearest of `known`, or nothing."""
+    import difflib
+
     near = difflib.get_close_matches(text, [str(k) for k in known], n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
 
@@ -325,10 +320,13 @@ def _from_cache(kept: Path, key: str, path: Path) -> Levels | None:
 
 def _build(plain: Mapping[str, Any], path: Path) -> Levels:
     """Make the frozen dataclasses out of the schema's plain JSON."""
-    levels = {}
-    for name, level in plain["levels"].items():
-        cases = tuple(_case(case) for case in level["cases"])
-        levels[name] = Level(**{**_frozen(level), "cases": cases})
+    levels: dict[str, Level] = {}
+    for name, values in plain["levels"].items():
+        cases = tuple(_case(case) for case in values["cases"])
+        levels[name] = Level(**{**_frozen(values), "cases": cases})
+    for name, level in levels.items():
+        if level.includes:
+            levels[name] = replace(level, included=tuple(c for other in level.includes for c in levels[other].required))
     suites = {name: Suite(**_frozen(suite)) for name, suite in plain["suites"].items()}
     warnings = tuple(f"{path}:{line}: {text}" for line, text in plain["warnings"])
     return Levels(levels, suites, path, warnings)

@@ -7,6 +7,7 @@ guard of NeMo-RL switched off, a secret in a file, a pipe that hides an exit sta
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from tasks.levels import suggest
@@ -18,6 +19,7 @@ _OVERRIDE = re.compile(r"(\+{0,2}[A-Za-z_][\w.@/-]*=.*|~[A-Za-z_][\w.@/-]*(=.*)?
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 _SHELL = frozenset(["|", "||", "&", "&&", ";", ">", ">>", "<", "2>&1"])
 _SECRET = re.compile(r"(.*_)?(TOKEN|API_KEY|PASSWORD|PASSWD|SECRET|SECRET_KEY|ACCESS_KEY)")
+_RATIO = re.compile(r"mult_prob_error|ratio")  # their natural value is 1: 0.0 means that nothing was compared
 _NEEDS = re.compile(r"nodes:[0-9]+|compute>=[0-9]+\.[0-9]")
 
 PLACEHOLDERS = ("model", "teacher", "draft", "data")
@@ -71,7 +73,7 @@ def case_rules(case: dict[str, Any], place: Place, notes: Notes) -> None:
     _command(case, place, notes)
     _overrides(case["overrides"], (*place, "overrides"), script=case["script"] is not None, known=(), notes=notes)
     _env(case["env"], (*place, "env"), notes)
-    _checks(case["checks"], (*place, "checks"), notes)
+    _checks(case["checks"], (*place, "checks"), notes, real_work=bool(case["real_work"]))
     for i, need in enumerate(case["needs"]):
         if need not in NEEDS and not _NEEDS.fullmatch(need):
             notes.problem(
@@ -90,7 +92,7 @@ def case_rules(case: dict[str, Any], place: Place, notes: Notes) -> None:
     _overrides(plan["overrides"], (*at, "overrides"), script=script, known=PLACEHOLDERS, notes=notes)
     _env(plan["env"], (*at, "env"), notes)
     if plan["checks"] != case["checks"]:
-        _checks(plan["checks"], (*at, "checks"), notes)
+        _checks(plan["checks"], (*at, "checks"), notes, real_work=bool(plan["real_work"]))
 
 
 def _command(case: dict[str, Any], place: Place, notes: Notes) -> None:
@@ -160,28 +162,38 @@ def _env(values: dict[str, str], place: Place, notes: Notes) -> None:
             notes.problem(at, f"{name} is set by the runner: otherwise {_RUNNERS[name]}")
 
 
-def _checks(expressions: list[str], place: Place, notes: Notes) -> None:
-    """Parse every check; warn of those that cannot fail and of one-sided ones with no other bound on the same tag."""
-    from tasks.checks import CheckSyntaxError, parse, weaknesses
+def _checks(expressions: list[str], place: Place, notes: Notes, *, real_work: bool) -> None:
+    """Refuse checks that cannot be read, fail or pass; warn of those that an empty run would pass.
 
-    weak: list[tuple[int, str, str]] = []
+    A one-sided check is no gap if another check of the case bounds the same tag, or if the case's real work must not be
+    zero; only for ratios around one (probability errors and ratios) is the second not enough.
+    """
+    one_sided: list[tuple[int, str, tuple[str, ...]]] = []
     bounded: set[str] = set()
     for i, expression in enumerate(expressions):
-        try:
-            check = parse(expression)
-        except CheckSyntaxError as error:
-            notes.problem((*place, i), f"check {expression!r}: {error}")
-            continue
-        found = weaknesses(check)
-        tags = _tags(expression)
-        if not found:
-            bounded |= tags
-        weak += [(i, expression, text) for text in found]
-    for i, expression, text in weak:
-        if text.startswith("one-sided") and _tags(expression) <= bounded:
-            continue
-        notes.warning((*place, i), f"check {expression!r}: {text}")
+        tags, weak, mistake = _tried(expression)
+        if mistake:
+            notes.problem((*place, i), f"check {expression!r}: {mistake}")
+        elif "never fails" in weak or "never passes" in weak:
+            notes.problem((*place, i), f"check {expression!r}: {weak[0]}, whatever is measured")
+        elif any(text.startswith("one-sided") for text in weak):
+            one_sided.append((i, expression, tags))
+        else:
+            bounded.update(tags)
+    for i, expression, tags in one_sided:
+        ratio = any(_RATIO.search(tag) for tag in tags)
+        if not set(tags) <= bounded and (ratio or not real_work):
+            hint = "; its natural value is 1, so bound it from both sides" if ratio else ""
+            notes.warning((*place, i), f"check {expression!r}: one-sided, passes on 0.0{hint}")
 
 
-def _tags(expression: str) -> set[str]:
-    return set(re.findall(r"""data\[["']([^"']+)["']\]""", expression))
+@cache
+def _tried(expression: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """Return the tags of a check, its weaknesses, and what is wrong with it; tried once however often it is used."""
+    from tasks.checks import CheckSyntaxError, parse, weaknesses
+
+    try:
+        check = parse(expression)
+    except CheckSyntaxError as error:
+        return (), (), str(error)
+    return check.tags, weaknesses(check), ""

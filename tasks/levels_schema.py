@@ -147,6 +147,9 @@ def _includes(model: models.FileModel, levels: Mapping[str, Any], notes: Notes) 
                     notes.problem(at, f"unknown level or variant {wanted!r}{suggest(wanted, levels)}")
                 elif levels[wanted]["includes"]:
                     notes.problem(at, f"{wanted!r} includes others itself; name those")
+                else:
+                    own = levels[f"level{name}" if part == "levels" else _mapped(name)]["suites"]
+                    own += [suite for suite in levels[wanted]["suites"] if suite not in own]
 
 
 def _mapped(name: str) -> str:

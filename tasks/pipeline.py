@@ -243,13 +243,8 @@ class Pipeline:
         without a GPU; the label tells, and no level's case becomes a Pass by it.
         """
         chosen = self.settings
-        image = images.resolve(
-            chosen.image, runtime=chosen.runtime, interpreter=chosen.python, require_pinned=chosen.require_pinned,
-            cache=chosen.build / "cache" / "interpreter.json", progress=lambda text: self.tell("progress", "image", text=text),
-        )  # fmt: skip
-        for note in image.notes:
-            self.tell("progress", "image", text=note)
-        runtime = choose(chosen.runtime, image=image.id, workspace=self.workspace.name)
+        runtime = choose(chosen.runtime, workspace=self.workspace.name)
+        image = images.resolve(chosen, runtime, progress=lambda text: self.tell("progress", "image", text=text))
         if chosen.runtime != "local":
             return Place(runtime, "python3", image.as_dict())
         built = cpu.ready(chosen.build / "cpu")

@@ -80,8 +80,8 @@ class Levels(Query):
         if as_json:
             print(json.dumps(rows, indent=1, default=str))
             return 0
-        for warning in now.levels.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
+        if now.levels.warnings:
+            print(f"{len(now.levels.warnings)} remarks on checks that prove little: doit doctor --json", file=sys.stderr)
         shown = [
             (
                 r["id"] + (" (optional)" if r["optional"] else ""), f"{r['gpus']} GPU", f"{r['minutes']:g} min",
@@ -329,3 +329,19 @@ class Test(Query):
         print(f"Result: {'Fail' if failed else 'Pass'} - {', '.join(failed) + ' not content' if failed else 'lint, types and tests'}")
         return 1 if failed else 0
 
+
+
+class Vendor(Query):
+    """Copy the Bridge into NeMo-RL's vendored path, or take it back."""
+
+    name = "vendor"
+    doc_purpose = "copy the Bridge under test into NeMo-RL's vendored path; undo=1 takes it back exactly"
+
+    def answer(self, now: Invocation, words: Sequence[str], *, as_json: bool) -> int:
+        """Do it and say so."""
+        from tasks import vendor
+
+        undone = now.settings.arguments.get("undo", "0") not in ("0", "false", "no")
+        sentence = vendor.undo(now) if undone else vendor.vendor(now)
+        print(json.dumps({"done": sentence}) if as_json else f"Result: Pass - {sentence}")
+        return 0

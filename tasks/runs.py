@@ -122,8 +122,9 @@ def _command(pipe: Pipeline, case: Case, paths: Mapping[str, str], place: Place)
     words, env = list(argv(pipe, case)), dict(case.env)
     plan = case.rehearsal if place.rehearsal else None
     if place.cpu and plan:
-        words = list(cpu.substitute(words, place.cpu, plan.model))
-        env = {key: cpu.substitute([value], place.cpu, plan.model)[0] for key, value in env.items()}
+        data = place.cpu.data / plan.data if plan.data else place.cpu.data
+        words = list(cpu.substitute(words, place.cpu, plan.model, data=data))
+        env = {key: cpu.substitute([value], place.cpu, plan.model, data=data)[0] for key, value in env.items()}
     for kind, path in paths.items():
         words = [word.replace(f"{{{kind}}}", path) for word in words]
         env = {key: value.replace(f"{{{kind}}}", path) for key, value in env.items()}
@@ -132,7 +133,7 @@ def _command(pipe: Pipeline, case: Case, paths: Mapping[str, str], place: Place)
     return attempts.Command(
         tuple(words), paths[case.repo], pipe.settings.timeout_s or case.timeout_s, env, gpus=case.gpus,
         done_pattern=case.done_pattern, grace_s=case.grace_s, silence_s=SILENCE_S, network="network" in case.needs,
-        standins=plan.standins if plan else (),
+        standins=tuple(name for name in plan.standins if name not in cpu.ALWAYS) if plan else (),
     )  # fmt: skip
 
 

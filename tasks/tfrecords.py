@@ -1,8 +1,8 @@
 """Record files (TFRecord) as TensorBoard writes them: framing and both checksums, streamed in blocks.
 
 A record is length (uint64, little-endian), masked CRC-32C of these eight bytes, data, masked CRC-32C of the data.
-A file may end inside a record (the writer was stopped): TruncatedRecordError. A wrong checksum anywhere is CorruptRecordError.
-Both are raised only after everything before the damage has been handed out.
+A file may end inside a record (the writer was stopped): TruncatedRecordError. A wrong checksum anywhere is
+CorruptRecordError. Both are raised only after everything before the damage has been handed out.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class Block:
 def blocks(source: Source) -> Iterator[Block]:
     """Yield the whole records of `source`, in blocks of about BLOCK_BYTES.
 
-    Raises TruncatedRecordError or CorruptRecordError (a header's checksum) where the framing ends, OSError as the source does.
+    Raises TruncatedRecordError or CorruptRecordError (a header's checksum) where the framing ends, and OSError as the
+    source does.
     """
     rest, offset, wanted = b"", 0, 0
     known: dict[bytes, int] = {}  # a header's bytes -> length: its checksum depends on the length alone

@@ -5,7 +5,7 @@ are this project's own, for runs that must learn something (level 6) and for rat
 
 | call | value |
 |---|---|
-| trimmed_mean(x, share=0.1) | mean without the floor(n * share) smallest and as many largest values; at least 3 must remain |
+| trimmed_mean(x, share=0.1) | mean without the floor(n * share) smallest and as many largest; 3 or more must remain |
 | share_above(x, t) | share of values > t (`ratio_above` counts >=) |
 | within(x, low, high) | true if low <= every value <= high |
 | first(x), last(x) | value at the smallest, largest step |

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 _SEVERITY = {Verdict.PASS: 0, Verdict.SKIPPED: 0, Verdict.BLOCKED: 1, Verdict.FAIL: 2}
 # Requests that are answered without a case of a level.
-_STAGES = frozenset({"image", "sync", "probe", "unit", "proof", "roundtrip", "report", "demo"})
+_STAGES = frozenset(
+    {"image", "sync", "cpu", "probe", "probe-cpu", "probe-baseline", "unit", "proof", "roundtrip", "report", "demo"}
+)
 
 
 def overall(report: Mapping[str, Any]) -> tuple[Verdict, str]:
@@ -43,7 +45,7 @@ def overall(report: Mapping[str, Any]) -> tuple[Verdict, str]:
     if not every:
         return Verdict.BLOCKED, f"{label}nothing was executed: the report has no deliverables"
     if missing := _unanswered(report, every):
-        return Verdict.BLOCKED, f"{label}{missing} was requested, but the report has no case of it"
+        return Verdict.BLOCKED, label + missing
     cases = [d for d in every if d.kind == "case"]
     if not passed or (cases and not any(d.kind == "case" for d in passed)):
         left = next(d for d in (cases or every) if d.verdict is not Verdict.PASS)
@@ -101,15 +103,17 @@ def count(number: int, noun: str) -> str:
 
 
 def _unanswered(report: Mapping[str, Any], every: Sequence[Deliverable]) -> str | None:
-    """Return the first requested name that needs a case and has none in the report."""
+    """Return a sentence on the first requested name that only a case can answer and that has none in the report."""
     ids = [d.id for d in every if d.kind == "case"]
     asked = report.get("requested")
     for name in asked if isinstance(asked, (list, tuple)) else []:
         stage, _, subject = one_line(name).partition(":")
         if stage in _STAGES:
             continue
+        if stage in {"run", "metrics"} and subject not in ids:
+            return f"{one_line(name)} records and does not judge: ask for {subject or 'a case'} itself"
         # A rehearsal answers for no level, so its name is looked for with its prefix.
-        wanted = f"{stage}.{subject}" if stage in {"rehearse", "baseline"} else subject or stage
-        if not any(i == wanted or i.startswith(f"{wanted}.") for i in ids):
-            return wanted
+        wanted = ".".join(filter(None, (stage, subject))) if stage in {"rehearse", "baseline"} else subject or stage
+        if not any(i == wanted or i.startswith(f"{wanted}.") for i in ids) and not (stage == "check" and ids):
+            return f"{wanted} was requested, but the report has no case of it"
     return None

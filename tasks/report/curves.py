@@ -28,10 +28,9 @@ Point = tuple[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One tag ready to draw: `lines` are SVG point lists, `data` the points for the hover text, texts are for people."""
+    """One tag ready to draw: `lines` are SVG point lists, `data` the points for the hover text, the rest is words."""
 
     tag: str
-    asserted: bool
     lines: tuple[str, ...]
     dots: tuple[tuple[str, str], ...]
     baseline: tuple[str, ...]
@@ -78,7 +77,7 @@ def curves(case: Mapping[str, Any], root: Path, *, max_points: int) -> list[Curv
             limits.setdefault(tag, float(limit) if usable and limit is not None else None)
     wanted = [*limits, *(t for t in _CONTEXT if t not in limits)]
     made = (
-        _curve(tag, facts.table(series.get(tag)), facts.table(base.get(tag)), limits.get(tag), tag in limits, max_points)
+        _curve(tag, facts.table(series.get(tag)), facts.table(base.get(tag)), limits.get(tag), max_points)
         for tag in wanted[:MAX_CURVES]
     )
     return [c for c in made if c is not None]
@@ -102,7 +101,6 @@ def _curve(
     values: Mapping[str, Any],
     base: Mapping[str, Any],
     limit: float | None,
-    asserted: bool,
     most: int,
 ) -> Curve | None:
     points, lost = split(values)
@@ -118,7 +116,6 @@ def _curve(
     own = [y for _, y in points]
     return Curve(
         tag=tag,
-        asserted=asserted,
         lines=tuple(_polyline(piece, box) for piece in pieces if len(piece) > 1),
         dots=tuple(_place(piece[0], box) for piece in pieces if len(piece) == 1),
         baseline=(_polyline(thin(other, most), box),) if len(other) > 1 else (),

@@ -1,4 +1,4 @@
-"""What the renderers read out of a report: names, verdicts, reasons, times - pure functions over the dict of report.json.
+"""What the renderers read out of a report: names, verdicts, reasons, times - pure functions over its dict.
 
 A report is data that may be older than this program or half filled in (the skeleton): absent keys are normal, and
 whatever cannot be understood counts against a Pass, never for it.
@@ -236,9 +236,9 @@ def inside(root: Path, relative: object) -> Path | None:
 
 
 def log_path(case: Mapping[str, Any]) -> str | None:
-    """Return the run.log of the last attempt, relative to the workspace folder."""
+    """Return the run.log of the last attempt (of a suite: of its only one), relative to the workspace folder."""
     tries: Sequence[Mapping[str, Any]] = attempts(case)
-    path = tries[-1].get("path") if tries else None
+    path = tries[-1].get("path") if tries else case.get("path")
     return f"{path}/run.log" if isinstance(path, str) and path else None
 
 
@@ -247,3 +247,12 @@ def command_line(argv: object) -> str:
     import shlex
 
     return shlex.join(one_line(a, 4000) for a in argv) if isinstance(argv, (list, tuple)) else one_line(argv or "")
+
+
+def baseline_words(case: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what the vendored Bridge says of a case: new, pre-existing or environment, and a sentence; or nothing."""
+    found = table(case.get("baseline"))
+    if not found:
+        return "", ""
+    kind = one_line(found.get("finding") or found.get("classification") or "")
+    return kind, one_line(found.get("text") or f"the vendored Bridge gives {verdict_of(found)}")

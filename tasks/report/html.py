@@ -59,7 +59,7 @@ def render(report: Mapping[str, Any], root: Path) -> str:
 
 @functools.cache
 def _template() -> jinja2.Template:
-    """Return the compiled page: a run writes its reports after every task, and compiling takes longer than rendering."""
+    """Return the compiled page: reports are written after every task, and compiling costs more than rendering."""
     import jinja2
 
     options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
@@ -72,7 +72,9 @@ def view(report: Mapping[str, Any], root: Path, budget: Budget) -> dict[str, Any
     verdict, sentence = answer.headline(report)
     every = facts.deliverables(tidy)
     anchors = {d.id: f"d{n}" for n, d in enumerate(every)}
-    loud = [d for d in every if d.kind == "case" and d.verdict in {Verdict.FAIL, Verdict.BLOCKED} and d.item.get("attempts")]
+    loud = [
+        d for d in every if d.kind == "case" and d.verdict in {Verdict.FAIL, Verdict.BLOCKED} and d.item.get("attempts")
+    ]
     share = budget.log_bytes // max(len(loud), 8)
     shown = [_deliverable(d, root, anchors, budget, share) for d in every]
     cases = [s for s in shown if s["kind"] == "case"]
@@ -148,8 +150,8 @@ def _deliverable(
         ],
         "checks": _checks(item),
         "curves": curves(item, root, max_points=budget.points) if case else [],
-        "log": _log(item, root, share if loud else min(share, 3000)) if case and budget.log_bytes else None,
-        "log_path": facts.log_path(item) if case else None,
+        "log": _log(item, root, share if loud else min(share, 3000)) if budget.log_bytes else None,
+        "log_path": facts.log_path(item),
         "error": _error(item),
         "commands": _commands(d),
         "attempts": [
@@ -170,12 +172,13 @@ def _deliverable(
 
 def _checks(item: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the checks with the bar of each: value against limit on one scale that contains zero."""
+    judged = facts.verdict_of(item) in {Verdict.PASS, Verdict.FAIL}
     before = {c.get("expr"): c for c in facts.rows(facts.table(item.get("baseline")).get("checks"))}
     return [
         {
             "expr": one_line(c.get("expr") or c.get("name") or "?"),
-            "verdict": facts.verdict_of(c).value,
-            "icon": _ICON[facts.verdict_of(c)],
+            "verdict": facts.verdict_of(c).value if judged or c.get("value") is not None else "Skipped",
+            "word": facts.verdict_of(c).value if judged or c.get("value") is not None else "not evaluated",
             "value": number(c.get("value")) if c.get("value") is not None else "none",
             "limit": number(c.get("limit")) if c.get("limit") is not None else "none",
             "text": one_line(c.get("text") or ""),
@@ -247,11 +250,12 @@ def _baseline(item: Mapping[str, Any]) -> dict[str, str] | None:
     found = facts.table(item.get("baseline"))
     if not found:
         return None
+    kind, text = facts.baseline_words(item)
     return {
         "verdict": facts.verdict_of(found).value,
-        "kind": one_line(found.get("classification") or ""),
+        "kind": kind,
         "sha": one_line(found.get("sha") or ""),
-        "text": one_line(found.get("text") or ""),
+        "text": text,
     }
 
 
@@ -305,7 +309,9 @@ def _stages(report: Mapping[str, Any], every: Sequence[facts.Deliverable]) -> li
         state = one_line(stage.get("state") or "?")
         needs = ", ".join(one_line(n) for n in stage.get("needs") or ())
         why = one_line(stage.get("why") or "")
-        columns.setdefault(name.partition(":")[0], []).append({"name": name, "state": state, "why": why, "needs": needs})
+        columns.setdefault(name.partition(":")[0], []).append(
+            {"name": name, "state": state, "why": why, "needs": needs}
+        )
     return list(columns.items())
 
 

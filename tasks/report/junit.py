@@ -1,9 +1,9 @@
 """junit.xml for any CI: flat, in the profile of Jenkins' junit-10.xsd and of Surefire's schema at once.
 
-`plan` turns a report into suites of entries, junit-xml writes them, and a guard stands on both sides of it: strings are
-cleaned on the way in; on the way out the tree is corrected (attributes no schema knows, `1e-05` times) and every planned
-failure is looked for, since junit-xml turns a failure without words into a pass. What is not a Pass never yields a file
-without a failure or an error: a CI that reads only this file must not be green.
+`plan` turns a report into suites of entries, junit-xml writes them, and a guard stands on both sides of it: strings
+are cleaned on the way in; on the way out the tree is corrected (attributes no schema knows, `1e-05` times) and every
+planned failure is looked for, since junit-xml turns a failure without words into a pass. What is not a Pass never
+yields a file without a failure or an error: a CI that reads only this file must not be green.
 """
 
 from __future__ import annotations
@@ -73,13 +73,12 @@ def render(report: Mapping[str, Any], root: Path) -> bytes:
             cases.append(made)
         when = facts.stamp(group.started) if group.started else None
         suites.append(TestSuite(group.name, cases, properties=group.properties, timestamp=when))
-    tree = ET.fromstring(  # noqa: S314 - parses what was written two lines above
-        to_xml_report_string(suites, prettyprint=False, encoding="utf-8").encode()
-    )
+    written = to_xml_report_string(suites, prettyprint=False, encoding="utf-8")
+    tree = ET.fromstring(written)  # noqa: S314 - our own text of the line above
     _correct(tree, groups)
     tree.set("name", "nemo-rl-e2e demo" if report.get("demo") else "nemo-rl-e2e")
     ET.indent(tree)
-    return b'<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(tree, encoding="utf-8") + b"\n"
+    return bytes(ET.tostring(tree, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
 def plan(report: Mapping[str, Any], root: Path) -> list[Group]:
@@ -96,7 +95,7 @@ def plan(report: Mapping[str, Any], root: Path) -> list[Group]:
             times = [t for t in map(facts.started, facts.attempts(found.item)) if t]
             group.started = min([*times, *([group.started] if group.started else [])], default=None)
         else:
-            group.entries += _plain_entries(found)
+            group.entries += _plain_entries(found, root)
     every = [e for g in groups.values() for e in g.entries]
     verdict, sentence = answer.headline(report)
     if verdict is not Verdict.PASS and not any(e.state in {"failure", "error"} for e in every):
@@ -142,19 +141,19 @@ def _case_entries(found: facts.Deliverable, root: Path) -> Iterator[Entry]:
             log = ""
 
 
-def _plain_entries(found: facts.Deliverable) -> Iterator[Entry]:
-    """Yield the entries of a probe, a unit suite (and each failed test of it) or a CPU proof (and each of its checks)."""
+def _plain_entries(found: facts.Deliverable, root: Path) -> Iterator[Entry]:
+    """Yield the entries of a probe, a unit suite (with each failed test) or a CPU proof (with each check)."""
     item = found.item
     state, kind, message = _state(found)
     entry = Entry(found.id, "tests" if found.kind == "suite" else "run", facts.seconds(item.get("duration_s")))
     details = "\n".join(facts.reason_texts(item)[1:])
-    yield entry if state == "pass" else _say(entry, state, kind, message, details)
+    log = _system_out(item, root) if state in {"failure", "error"} else ""
+    yield entry if state == "pass" else replace(_say(entry, state, kind, message, details), system_out=log)
     for test in facts.rows(item.get("failed_tests")):
         text = clean(test.get("message") or test.get("text") or "failed without a message")
+        line = text.strip().partition("\n")[0]
         name = one_line(test.get("name") or "?")
-        yield _say(
-            Entry(found.id, name), "failure", "test", text.strip().partition("\n")[0], clean(test.get("text") or "")
-        )
+        yield _say(Entry(found.id, name), "failure", "test", line, clean(test.get("text") or ""))
     for check in facts.rows(item.get("checks")):
         one = Entry(found.id, one_line(f"check: {check.get('name', '?')}"))
         text = f"{check.get('name')}: got {check.get('value')}, limit {check.get('limit')}"

@@ -32,11 +32,12 @@ def render(report: Mapping[str, Any]) -> str:
     every = facts.deliverables(report)
     cases = [d for d in every if d.kind == "case"]
     asked = report.get("requested")
+    coverage = ", ".join(map(str, asked)) if isinstance(asked, (list, tuple)) else ""
     models = dict.fromkeys(one_line(d.item["model"]) for d in cases if d.item.get("model"))
     head = [
         f"Result: {verdict} - {_inert(sentence)}",
         "",
-        f"Requested coverage: {_say(', '.join(map(str, asked)) if isinstance(asked, (list, tuple)) else '') or 'nothing'}",
+        f"Requested coverage: {_say(coverage) or 'nothing'}",
         "",
         f"Model: {', '.join(map(_code, models)) or 'none (no case has run a model)'}",
         "",
@@ -63,7 +64,7 @@ def named_deliverables(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     policy = [d for d in real if d.item.get("level") == "level0"] or numbered
     return [
         ("Bridge-side checks", _answer(suites, counts)),
-        ("Local Bridge import in NeMo-RL", _import(report, every)),
+        ("Local Bridge import in NeMo-RL", _import(every)),
         ("NeMo-RL Megatron policy run", _answer(policy, _levels(policy))),
         ("Requested variants", _answer(variants, _levels(variants))),
         ("Metrics/log capture", _capture(real or [d for d in every if d.rehearsal])),
@@ -128,7 +129,7 @@ def _answer(found: Sequence[Deliverable], passed: str) -> str:
     return f"{verdict} - {_code(first.id)}: {_say(why, 240)}{more}"
 
 
-def _import(report: Mapping[str, Any], every: Sequence[Deliverable]) -> str:
+def _import(every: Sequence[Deliverable]) -> str:
     """Return the origin of megatron.bridge as the probe found it; a case that passed implies that one did."""
     probe = next((d for d in every if d.kind == "probe"), None)
     if probe is None:
@@ -136,6 +137,8 @@ def _import(report: Mapping[str, Any], every: Sequence[Deliverable]) -> str:
         return "Pass - required by each case that passed" if ran else f"{NOT_REQUESTED} (no probe in this report)"
     if probe.verdict is not Verdict.PASS:
         return _answer([probe], "")
+    if probe.reason:
+        return f"Pass - {_say(probe.reason)}"
     origins = facts.table(probe.item.get("origins"))
     paths = dict.fromkeys(str(facts.table(o).get("megatron.bridge") or "") for o in origins.values())
     return f"Pass - {', '.join(_code(p) for p in paths if p) or 'every interpreter imports the tree under test'}"
@@ -151,7 +154,8 @@ def _capture(cases: Sequence[Deliverable]) -> str:
             else NOT_REQUESTED
         )
     first = min(ran, key=lambda d: (d.quarantined, _ORDER.index(d.verdict)))
-    checks = [c for d in ran if not d.quarantined for c in facts.rows(d.item.get("checks"))]
+    judged = [d for d in ran if d.verdict in {Verdict.PASS, Verdict.FAIL} and not d.quarantined]
+    checks = [c for d in judged for c in facts.rows(d.item.get("checks"))]
     bad = sum(facts.verdict_of(c) is not Verdict.PASS for c in checks)
     bare = [d for d in ran if not d.item.get("metrics") and not d.quarantined]
     word = "Fail" if bad else "Blocked" if bare or not checks else "Pass"
@@ -186,12 +190,9 @@ def _cases(cases: Sequence[Deliverable], room: int) -> list[str]:
 
 
 def _baseline(case: Mapping[str, Any]) -> str:
-    baseline = facts.table(case.get("baseline"))
-    if not baseline:
-        return ""
-    kind = one_line(baseline.get("classification") or "")
-    sha = f" at {_code(str(baseline['sha'])[:12])}" if baseline.get("sha") else ""
-    return f"{kind + ': ' if kind else ''}the vendored Bridge{sha} gives {facts.verdict_of(baseline)}"
+    kind, text = facts.baseline_words(case)
+    sha = facts.table(case.get("baseline")).get("sha")
+    return f"{f'{kind}: ' if kind else ''}{_say(text)}{f' ({_code(str(sha)[:12])})' if sha else ''}" if text else ""
 
 
 def _evidence(report: Mapping[str, Any], cases: Sequence[Deliverable]) -> list[str]:

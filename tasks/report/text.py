@@ -78,7 +78,7 @@ def read_tail(path: Path, *, max_lines: int = 200, max_bytes: int = 64 << 10) ->
     kept: list[str] = []
     left = max_bytes
     for row in reversed(rows[-max_lines:]):
-        line = _shorten(clean(row.rstrip("\r").rpartition("\r")[2]).replace("\n", " "))
+        line = _log_line(row.rstrip("\r").rpartition("\r")[2])
         left -= len(line.encode()) + 1
         if left < 0:
             break
@@ -88,7 +88,6 @@ def read_tail(path: Path, *, max_lines: int = 200, max_bytes: int = 64 << 10) ->
 
 def read_around(path: Path, line: int, *, before: int = 3, after: int = 12) -> tuple[tuple[int, str], ...]:
     """Return numbered, cleaned lines around `line` (from 1) if it lies in the first 8 MiB of `path`, else nothing."""
-    found: list[tuple[int, str]] = []
     if line < 1:
         return ()
     try:
@@ -99,10 +98,16 @@ def read_around(path: Path, line: int, *, before: int = 3, after: int = 12) -> t
     if len(rows) <= line - 1 or (len(rows) == line and not rows[-1]):
         return ()
     first = max(0, line - 1 - before)
-    for number, row in enumerate(rows[first : line + after], first + 1):
-        found.append((number, _shorten(clean(row.decode("utf-8", "replace").rstrip("\r")).replace("\n", " "))))
-    return tuple(found)
+    rows = rows[first : line + after]
+    if not rows[-1]:
+        del rows[-1]  # what follows the final newline
+    return tuple(
+        (number, _log_line(row[: 4 * MAX_LINE].decode("utf-8", "replace").rstrip("\r")))
+        for number, row in enumerate(rows, first + 1)
+    )
 
 
-def _shorten(line: str) -> str:
+def _log_line(text: str) -> str:
+    """Return one line of a log cleaned and cut; cut before as well, since cleaning a line of megabytes takes seconds."""
+    line = clean(text[: 4 * MAX_LINE]).replace("\n", " ")
     return line if len(line) <= MAX_LINE else line[: MAX_LINE - 1] + "…"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 POLL_S = 0.2  # how often poll() is called and the stop event is looked at
 STOP_S = 25.0  # from TERM to KILL of a whole job: the agent's own TERM grace (10 s), its KILL and the give-back
 DEADLINE_MARGIN_S = 120.0  # over job.timeout_s, until a runtime no longer trusts the agent to keep its limits
-AGENT_FLAGS = ("-E", "-s", "-B")  # PYTHONPATH is the job's, not the agent's; no __pycache__ in a read-only mount
+AGENT_FLAGS = ("-E", "-s", "-S", "-B")  # the standard library alone, nothing of the job's, no __pycache__ in a mount
 NAMES = ("local", "docker", "podman")
 
 

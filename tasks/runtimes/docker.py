@@ -287,7 +287,7 @@ class Docker:
             container.remove(force=True, v=True)
 
     def collect_orphans(self) -> list[str]:
-        """Stop and remove containers with our label whose runner is provably dead, and no other; UserError: no engine."""
+        """Stop and remove containers with our label whose runner is provably dead; UserError where no engine is."""
         from docker.errors import DockerException
 
         try:

@@ -15,23 +15,28 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 BLOCK = 1 << 18  # bytes; larger ones leave the cache and are slower (measured 1.6 s against 2.2 s for 200 MB)
 LONGEST_LINE = 16384  # bytes kept of a line
-TABLES = 8  # needles share eight bits of a byte
-WINDOW = 8  # bytes of a needle that the tables know
+WINDOW = 8  # bytes of a needle that are compared at once
+SHORT = 1  # the mark of needles shorter than that; longer ones share the other seven bits
+MOST_INDICES = 64  # kept per process: one per set of needles
 SHORTEST = 3  # bytes of a needle at least
 
 ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,4096}(?:\x07|\x1b\\)|[@-Z\\^_])")
 
 
 class Line(NamedTuple):
-    """One line: its number from 1, and its text as a terminal would show it."""
+    """One line: its number from 1, its text as a terminal would show it, and the needles that it may hold.
+
+    A needle that contains another one of the watched is not named, that one is.
+    """
 
     number: int
     text: str
+    needles: tuple[bytes, ...]
 
 
 class Watch:
@@ -50,12 +55,12 @@ class Watch:
         """Stop looking for `needles`: there is nothing more to learn from them."""
         if self.needles & set(needles):
             self.needles -= set(needles)
-    
+
 
 def clean(raw: bytes) -> str:
-    """Return the text of one line without its line feed, colours or overwritten parts.
+    r"""Return the text of one line without its line feed, colours or overwritten parts.
 
-    >>> clean(b"10%\\r\\x1b[32m100%\\x1b[0m\\r")
+    >>> clean(b"10%\r\x1b[32m100%\x1b[0m\r")
     '100%'
     """
     if b"\x1b" in raw:
@@ -93,7 +98,7 @@ def _fold(rest: bytes) -> bytes:
     if len(rest) <= 2 * LONGEST_LINE:
         return rest
     cut = rest.rfind(b"\r", 0, -1)
-    return rest[cut if cut >= 0 else 0 :][:LONGEST_LINE]
+    return rest[max(cut, 0) :][:LONGEST_LINE]
 
 
 def _lines(block: bytes, watch: Watch) -> Iterator[Line]:
@@ -104,94 +109,106 @@ def _lines(block: bytes, watch: Watch) -> Iterator[Line]:
         block = ESCAPES.sub(b"", block.replace(b"\x1b[36m", b"").replace(b"\x1b[0m", b""))
     if b"\0" in block:
         block = block.replace(b"\0", b"")
-    ends: list[int] = np.flatnonzero(np.frombuffer(block, np.uint8) == 10).tolist()  # noqa: PLR2004 - line feed
+    ends: list[int] = np.flatnonzero(np.frombuffer(block, np.uint8) == 10).tolist()
     first = watch.lines
     watch.lines += len(ends)
-    wanted = iter(_hits(block, ends, watch))
-    index, following = -1, next(wanted, None)
+    wanted = _hits(block, ends, watch)
+    index, hit = -1, next(wanted, None)
     while True:
-        if watch.every:
+        while hit is not None and hit[0] <= index:
+            hit = next(wanted, None)
+        if watch.every and index + 1 < len(ends):
             index += 1
+        elif hit is not None:
+            index = hit[0]
         else:
-            while following is not None and following <= index:
-                following = next(wanted, None)
-            if following is None:
-                return
-            index = following
-        if index >= len(ends):
             return
         start = ends[index - 1] + 1 if index else 0
-        yield Line(first + index + 1, clean(block[start : ends[index]]))
+        found = hit[1] if hit is not None and hit[0] == index else ()
+        yield Line(first + index + 1, clean(block[start : ends[index]]), found)
 
 
 class _Index(NamedTuple):
-    """Four tables over pairs of bytes (offsets 0, 2, 4, 6 of a window), and the needles by their window's start."""
+    """Needles prepared for one search: two tables over pairs of bytes, whole windows as numbers, windows by start."""
 
-    tables: tuple[Any, Any, Any, Any]
+    first: Any
+    second: Any
+    windows: Any
     heads: dict[bytes, tuple[tuple[bytes, int], ...]]
 
 
 _indices: dict[frozenset[bytes], _Index] = {}
 
 
-def _hits(block: bytes, ends: list[int], watch: Watch) -> Iterator[int]:
-    """Yield the indices of the lines of `block` that hold a needle, ascending, each once."""
+def _hits(block: bytes, ends: list[int], watch: Watch) -> Iterator[tuple[int, tuple[bytes, ...]]]:
+    """Yield index and needles of the lines of `block` that hold some, ascending, each once."""
     import numpy as np
 
     needles = frozenset(watch.needles)
     index = _indices.get(needles)
     if index is None:
-        if len(_indices) > 64:  # noqa: PLR2004 - a few runs' worth
+        if len(_indices) >= MOST_INDICES:
             _indices.clear()
         index = _indices[needles] = _build(needles)
     data = np.frombuffer(block + b"\n" * WINDOW, np.uint8)
     pairs = data[:-1].astype(np.uint16)
     pairs <<= 8
     pairs |= data[1:]
-    marks = index.tables[0].take(pairs[:-4])
-    marks &= index.tables[1].take(pairs[2:-2])
+    marks = index.first.take(pairs[:-6])
+    marks &= index.second.take(pairs[2:-4])
     places = np.flatnonzero(marks.view(np.bool_))
-    marks = marks[places]
-    for offset in (4, 6):
-        marks &= index.tables[offset // 2].take(pairs.take(places + offset, mode="clip"))
-        kept = np.flatnonzero(marks)
-        places, marks = places[kept], marks[kept]
-    last = -1
+    whole = np.zeros(len(places), np.uint64)
+    for offset in range(0, WINDOW, 2):
+        whole <<= np.uint64(16)
+        whole |= pairs.take(places + offset)
+    nearest = index.windows.take(np.searchsorted(index.windows, whole), mode="clip")
+    places = places[(nearest == whole) | (marks[places] & SHORT != 0)]
+    line = -1
+    found: tuple[bytes, ...] = ()
     for place in places.tolist():
-        if last >= 0 and place <= ends[last]:
-            continue
         for needle, offset in index.heads.get(block[place : place + SHORTEST], ()):
-            if place >= offset and block.startswith(needle, place - offset):
-                last = bisect_left(ends, place, last + 1)
-                yield last
-                break
+            if place < offset or not block.startswith(needle, place - offset):
+                continue
+            if line >= 0 and place <= ends[line]:
+                found = found if needle in found else (*found, needle)
+                continue
+            if found:
+                yield line, found
+            line, found = bisect_left(ends, place, line + 1), (needle,)
+    if found:
+        yield line, found
 
 
 def _build(needles: frozenset[bytes]) -> _Index:
-    """Make the tables for `needles`; one that contains another is left to that one."""
+    """Prepare `needles`; one that contains another is left to that one."""
     import numpy as np
 
-    tables = [np.zeros(65536, np.uint8) for _ in range(4)]
+    first, second = np.zeros(65536, np.uint8), np.zeros(65536, np.uint8)
+    windows = [0]
     heads: dict[bytes, list[tuple[bytes, int]]] = {}
-    for needle in sorted(needles):
+    for number, needle in enumerate(sorted(needles)):
         if any(other != needle and other in needle for other in needles):
             continue
-        offset = max(range(max(1, len(needle) - WINDOW + 1)), key=lambda at: _rarity(needle[at : at + WINDOW]))
+        offset = max(range(max(1, len(needle) - WINDOW + 1)), key=_rarity_in(needle))
         window = needle[offset : offset + WINDOW]
-        same = heads.setdefault(window[:SHORTEST], [])
-        same.append((needle, offset))
-        bit = np.uint8(1 << (list(heads).index(window[:SHORTEST]) % TABLES))
-        for at, table in zip((0, 2, 4, 6), tables, strict=True):
-            pair = window[at : at + 2]
-            if len(pair) == 2:  # noqa: PLR2004 - a pair
-                table[pair[0] << 8 | pair[1]] |= bit
-            elif pair:
-                table[pair[0] << 8 : (pair[0] + 1) << 8] |= bit
-            else:
-                table |= bit
-    return _Index((tables[0], tables[1], tables[2], tables[3]), {head: tuple(found) for head, found in heads.items()})
+        heads.setdefault(window[:SHORTEST], []).append((needle, offset))
+        bit = SHORT
+        if len(window) == WINDOW:
+            bit = 2 << (number % 7)
+            windows.append(int.from_bytes(window, "big"))
+        first[window[0] << 8 | window[1]] |= bit
+        if len(window) > SHORTEST:
+            second[window[2] << 8 | window[3]] |= bit
+        else:
+            second[window[2] << 8 : (window[2] + 1) << 8] |= bit
+    return _Index(first, second, np.array(sorted(windows), np.uint64), {h: tuple(n) for h, n in heads.items()})
 
 
-def _rarity(window: bytes) -> int:
-    """Guess how rare a text is in a log: capitals and signs are, the commonest letters are not."""
-    return sum(0 if byte in b" etaoinsrl" else 1 if byte in b"abcdefghijklmnopqrstuvwxyz0123456789./_-" else 3 for byte in window[:4])
+def _rarity_in(needle: bytes) -> Callable[[int], int]:
+    """Guess how rare the start of a window is in a log: capitals and signs are, the commonest letters are not."""
+
+    def rarity(at: int) -> int:
+        common, usual = b" etaoinsrl", b"bcdfghjkmpquvwxyz0123456789./_-"
+        return sum(0 if byte in common else 1 if byte in usual else 3 for byte in needle[at : at + 4])
+
+    return rarity

@@ -56,7 +56,7 @@ def parse(document: Any) -> tuple[Signature, ...]:
     result = tuple(_signature(entry) for entry in entries)
     names = [s.id for s in result]
     if len(set(names)) != len(names):
-        raise SignatureError(f"signatures.yaml: id used twice: {sorted(n for n in names if names.count(n) > 1)[0]}")
+        raise SignatureError(f"signatures.yaml: id used twice: {min(n for n in names if names.count(n) > 1)}")
     return result
 
 

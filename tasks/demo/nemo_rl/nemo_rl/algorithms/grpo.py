@@ -112,6 +112,7 @@ def train_step(config, policy, generation, step, timer):
         **metrics,
         "reward": rewards.mean(),
         "mean_prompt_length": length,
+        "mean_gen_tokens_per_sample": batch["mask"].sum(1).mean(),
         "total_num_tokens": batch["tokens"].size,
         "global_valid_seqs": len(rewards),
         "global_valid_toks": batch["mask"].sum(),

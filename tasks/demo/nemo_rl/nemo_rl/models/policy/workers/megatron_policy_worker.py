@@ -45,6 +45,7 @@ class MegatronPolicyWorker:
             fresh = self.bridge.to_megatron_provider().provide_distributed_model()
             self.bridge.load_hf_weights(fresh)
             save_checkpoint(converted, fresh)
+            print(f"successfully saved checkpoint from iteration 0 to {converted.parent}")
         print("> compiling dataset index builder ...")
         provider, reference = self.bridge.to_megatron_provider(), self.bridge.to_megatron_provider()
         provider.register_pre_wrap_hook(lambda model: load_checkpoint(converted, model) or model)

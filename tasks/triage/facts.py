@@ -1,0 +1,90 @@
+"""What a log says: the dataclasses that triage hands to the verdict. Facts only, nothing is decided here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from tasks.triage.tracebacks import Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+__all__ = ["ErrorKind", "Finding", "Frame", "LogFacts", "retry_class"]
+
+ErrorKind = Literal["infrastructure", "environment", "configuration", "change", "undecided"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One known error, or an uncaught exception.
+
+    `line` counts from 1 and is that of its first occurrence; `echoes` counts the others (other ranks, Ray's
+    "repeated 7x"); `recovered`: the run got on after it (retried, or caught and only logged).
+    """
+
+    signature: str
+    kind: ErrorKind
+    line: int
+    text: str
+    remedy: str
+    echoes: int
+    recovered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    """All that one log says.
+
+    `first` is the earliest error that was not overcome; `findings` holds all in order of lines, at most MOST_FINDINGS.
+    `bridge_frame` is the first frame of the Bridge in the first traceback that was not caught, `bridge_frames` all of
+    them (the last is where the Bridge was left), `root_frame` where its root error `root_error` was raised.
+    `last_step` is (i, N) of the last banner; N is what the run believes, not what was asked for.
+    `workers_started`: the policy's workers began to be built; `workers_ready`, `setup_complete`: that they were, and
+    all else too. `starts` counts set-ups and `step_resets` banners that went back: several runs in one log.
+    `stale_weights`: a warning says that parameters kept values which are not the checkpoint's.
+    """
+
+    lines: int
+    size_bytes: int
+    first: Finding | None
+    findings: tuple[Finding, ...]
+    bridge_frame: Frame | None
+    megatron_worker: bool
+    skip_line: str | None
+    import_skipped: bool
+    workers_started: bool
+    last_step: tuple[int, int] | None
+    training_done: bool
+    expected: dict[str, bool]
+    forbidden: dict[str, int | None]
+    warnings: tuple[str, ...]
+    bridge_frames: tuple[Frame, ...] = ()
+    root_frame: Frame | None = None
+    root_error: str | None = None
+    dtensor_worker: bool = False
+    workers_ready: bool = False
+    setup_complete: bool = False
+    starts: int = 0
+    step_resets: int = 0
+    early_end: str | None = None
+    done_line: int | None = None
+    import_line: int | None = None
+    stale_weights: bool = False
+    warning_lines: dict[str, int] = field(default_factory=dict)
+
+
+def retry_class(facts: LogFacts, exit_: Mapping[str, Any]) -> Literal["infrastructure", "teardown"] | None:
+    """Return why one more attempt is allowed, if it is; never for a run that ended well or was stopped by someone.
+
+    infrastructure: the first error is one, whatever followed it. teardown: the training was done, no error came
+    before that, and then the process ended by itself with another status than 0. `exit_` is exit.json.
+    """
+    reason, rc = exit_.get("reason"), exit_.get("rc")
+    if reason not in {"exited", "timeout", "hang", "silent"} or (reason == "exited" and rc == 0):
+        return None
+    first, done = facts.first, facts.done_line
+    if first is not None and (done is None or first.line < done):
+        return "infrastructure" if first.kind == "infrastructure" else None
+    return "teardown" if facts.training_done and reason == "exited" else None
