@@ -334,7 +334,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             results.append(evaluate(parse(expr), data))
         except CheckSyntaxError as error:
             unusable = True
-            print(f"error: {error}\n{error.pointed()}", file=sys.stderr)
+            print(f"error: {error.pointed()}", file=sys.stderr)
     if given.json:
         print(json.dumps({"schema": 1, "checks": [result.as_dict() for result in results]}, indent=1, allow_nan=False))
     else:

@@ -209,7 +209,7 @@ class Reporter:
 
     def execute_task(self, task: Task) -> None:
         """Show that a task starts."""
-        if task.actions:
+        if task.actions and not task.name.startswith(("metrics:", "check:", "image", "sync")):
             self.face.show("start", task.name, "")
 
     def _finished(self, task: Task) -> None:
@@ -220,7 +220,8 @@ class Reporter:
             text = text.splitlines()[0] if text else ""
             text += f" (and {more} more)" if more > 0 else ""
             verdict = "" if outcome.verdict is Verdict.PASS and task.name.startswith("run:") else str(outcome.verdict)
-            self.face.show("done", task.name, text or "done" * (not verdict), verdict=verdict, cached=outcome.cached)
+            recorded = "recorded, reused" if outcome.cached else "recorded"
+            self.face.show("done", task.name, text or recorded * (not verdict), verdict=verdict, cached=outcome.cached)
         if not task.name.startswith("metrics:"):
             self.now.write_report()
 

@@ -13,10 +13,12 @@ first. `environment(cpu, attempt)` gives one attempt its variables: own HOME, ca
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -222,13 +224,19 @@ def _interpreter() -> Path:
 
 
 def _version(python: Path) -> str:
+    """Return `sys.version` of `python`, asked once per process for each state of the file."""
     if python == _interpreter():
         return sys.version
-    from subprocess import run
+    try:
+        return _asked_version(python, python.stat().st_mtime_ns)
+    except OSError as error:
+        raise UserError(f"{python} is no interpreter: {error.strerror}") from error
 
-    asked = run(
-        [str(python), "-c", "import sys; print(sys.version)"], capture_output=True, text=True, timeout=30, check=False
-    )
+
+@functools.lru_cache
+def _asked_version(python: Path, mtime_ns: int) -> str:  # noqa: ARG001 - part of the key
+    command = [str(python), "-c", "import sys; print(sys.version)"]
+    asked = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     if asked.returncode:
         raise UserError(f"{python} does not run: {asked.stderr.strip()[-300:]}")
     return asked.stdout.rstrip("\n")

@@ -145,8 +145,8 @@ def _check_torch(venv: Path) -> None:
         f"import {', '.join(WARMED)}"
     )
     asked = subprocess.run(
-        [str(venv / "bin" / "python"), "-c", code], capture_output=True, text=True, check=False, timeout=CHECK_TIMEOUT_S,
-        env=_environment(),
+        [str(venv / "bin" / "python"), "-c", code], env=_environment(), capture_output=True, text=True, check=False,
+        timeout=CHECK_TIMEOUT_S,
     )  # fmt: skip
     if asked.returncode == CUDA_BUILD or "libcud" in asked.stderr:
         raise UserError(

@@ -52,9 +52,9 @@ class CheckSyntaxError(ValueError):
         self.column = column
 
     def pointed(self) -> str:
-        """Return the expression with a mark under the column, and the problem; three lines."""
+        """Return the problem, the expression, and a mark under the column: three lines."""
         line = re.sub(r"\s", " ", self.expr)
-        return f"{line}\n{' ' * (self.column - 1)}^\n{self}"
+        return f"{self}\n  {line}\n  {' ' * (self.column - 1)}^"
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,7 +277,7 @@ def registry_digest(client: DockerClient, tag: str) -> tuple[str | None, str]:
     """Return the digest that the registry has for `repo:tag` and "", or None and why not (podman cannot ask)."""
     from docker.errors import APIError
 
-    from tasks.runtimes.docker import said
+    from tasks.runtimes.container import said
 
     try:
         return str(client.images.get_registry_data(tag).id), ""
@@ -326,7 +326,7 @@ def fingerprint_inside(client: DockerClient, image: EngineImage) -> str | None:
     from docker.errors import NotFound
 
     from tasks.runtimes import this_owner
-    from tasks.runtimes.docker import LABEL
+    from tasks.runtimes.container import LABEL
 
     labels = {LABEL: "1", f"{LABEL}.owner": str(this_owner())}
     container = client.containers.create(str(image.id), ["never-started"], labels=labels, network_mode="none")

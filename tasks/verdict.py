@@ -216,6 +216,7 @@ def missing_proofs(ask: Expectation, evidence: Evidence, checks: tuple[CheckResu
     """Return one reason for each proof that a Pass needs and the evidence lacks; empty only if all are there."""
     reached = steps_reached(evidence.series, ask.step_tag)
     return [
+        *_origin_reasons(ask, evidence),  # first: whatever else is wrong, another tree was measured
         *_step_reasons(ask, evidence, reached),
         *_event_reasons(evidence),
         *_finite_reasons(evidence),
@@ -224,7 +225,6 @@ def missing_proofs(ask: Expectation, evidence: Evidence, checks: tuple[CheckResu
         *_work_reasons(ask, evidence),
         *_log_reasons(ask, evidence),
         *(Reason("file", glob, f"no new, non-empty file matches {glob}") for glob in evidence.missing_files),
-        *_origin_reasons(ask, evidence),
     ]  # fmt: skip
 
 

@@ -28,6 +28,7 @@ LENGTHS = (1, 2, 5, 20)
 MAX_STEPS = 5000  # a check of a later step is tried on that step and the few below
 # Clamped by NeMo-RL before min and max are taken, with -1.0 where no finite value was left (nemo_rl/algorithms/grpo.py,
 # "ratio_clip"): tag -> range
+SENTINEL = -1.0
 CLAMPED = {"train/probs_ratio_clamped_min": (0.8, 1.2), "train/probs_ratio_clamped_max": (0.8, 1.2)}
 
 
@@ -49,9 +50,9 @@ def weaknesses(check: Check) -> tuple[str, ...]:
     clamped = [tag for tag in check.tags if tag in CLAMPED]
     if fails and clamped and len(check.tags) == 1 and _always_holds_within(check, clamped[0]):
         low, high = CLAMPED[clamped[0]]
-        found.append(
-            f"worth little: the trainer clamps {clamped[0]} to {low:g} ... {high:g}, only its -1.0 can fail it"
-        )
+        sentinel = evaluate(check, {clamped[0]: _constant(check, SENTINEL, max(_lengths(check)))}).verdict
+        rest = "nothing but NaN" if sentinel is Verdict.PASS else f"only {SENTINEL} (no finite value)"
+        found.append(f"worth little: the trainer clamps {clamped[0]} to {low:g} ... {high:g}, {rest} can fail it")
     return tuple(found)
 
 
@@ -92,16 +93,18 @@ def _tries(check: Check) -> Iterator[dict[str, Any]]:
                 data[tag] = value if tag in singles else _constant(check, value, length)
             yield data
     for length, sign in itertools.product(lengths, (1.0, -1.0)):
-        yield {t: sign if t in singles else {str(s): sign * s for s in range(1, length + 1)} for t in check.tags}
-        yield {t: sign if t in singles else {str(s): sign / s for s in range(1, length + 1)} for t in check.tags}
+        for power in (1, -1):
+            ramp = {str(step): sign * (step + 1.0) ** power for step in range(length + 1)}
+            yield {tag: sign if tag in singles else ramp for tag in check.tags}
     for text in [*texts, "x"]:
         yield dict.fromkeys(check.tags, text)
 
 
 def _constant(check: Check, value: float, length: int) -> dict[str, float]:
+    """Return steps 1 to `length`, and those that the check names outside of what lengths are tried for."""
     series = {str(step): value for step in range(1, length + 1)}
-    late = {n.step for n in check.nodes() if isinstance(n, Value) and n.step and int(n.step) > MAX_STEPS}
-    return series | dict.fromkeys(sorted(late), value)
+    named = {n.step for n in check.nodes() if isinstance(n, Value) and n.step and not 1 <= int(n.step) <= MAX_STEPS}
+    return series | dict.fromkeys(sorted(named), value)
 
 
 def _passes_on_zeros(check: Check) -> bool:

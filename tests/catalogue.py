@@ -6,7 +6,9 @@ OmegaConf is not installed here, so `defaults` chains are merged by hand; interp
 from __future__ import annotations
 
 import ast
+import copy
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -40,6 +42,7 @@ def script_text(root: Path, case: Case) -> str:
     values |= dict(re.findall(r"^(\w+)=\$\{\w+:-([^}]+)\}$", text, re.MULTILINE))
     values |= {
         "PROJECT_ROOT": ".",
+        "model_name": "Qwen/Qwen2.5-0.5B",
         "temp_config": "examples/configs/grpo_math_1B_megatron.yaml",
         "EXEMPLAR_CONFIG": "examples/configs/grpo_math_1B_megatron.yaml",
     }
@@ -69,8 +72,13 @@ def config_of(root: Path, words: Iterable[str], entry_text: str) -> dict[str, An
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Return a config with what it inherits by `defaults`."""
-    value = yaml.safe_load(path.read_text())
+    """Return a config with what it inherits by `defaults`, a copy to change at will."""
+    return copy.deepcopy(_loaded(path.resolve()))
+
+
+@cache
+def _loaded(path: Path) -> dict[str, Any]:
+    value = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - safe either way
     parents = value.pop("defaults", None) or []
     merged: dict[str, Any] = {}
     for parent in [parents] if isinstance(parents, str) else parents:

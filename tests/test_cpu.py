@@ -55,7 +55,10 @@ def fake_python(tmp_path: Path, version: str) -> str:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    folder = tmp_path / "source"
+    return make_source(tmp_path / "source")
+
+
+def make_source(folder: Path) -> Path:
     for name, text in {
         "requirements.txt": "# comment\ntorch==2.13.0\nray==2.60.0\n",
         "make_models.py": "# recipe\n",
@@ -74,6 +77,10 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
+    return make_python(tmp_path)
+
+
+def make_python(tmp_path: Path) -> Path:
     path = tmp_path / "python3.11"
     path.write_text(fake_python(tmp_path, "3.11.7 (main)"))
     path.chmod(0o755)
@@ -227,10 +234,16 @@ def test_lock_outlives_a_killed_builder_while_its_pip_lives(tmp_path: Path) -> N
         pass
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> cpu.CpuEnvironment:
+    folder = tmp_path_factory.mktemp("built")
+    return build(folder, make_source(folder / "source"), make_python(folder))
+
+
 @pytest.fixture
-def made(tmp_path: Path, source: Path, python: Path, monkeypatch: pytest.MonkeyPatch) -> cpu.CpuEnvironment:
+def made(built: cpu.CpuEnvironment, monkeypatch: pytest.MonkeyPatch) -> cpu.CpuEnvironment:
     monkeypatch.setattr(cpu.tempfile, "gettempdir", lambda: "/tmp")
-    return build(tmp_path, source, python)
+    return built
 
 
 def test_attempts_share_no_path_no_ray_and_no_device(tmp_path: Path, made: cpu.CpuEnvironment) -> None:

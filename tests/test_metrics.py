@@ -115,10 +115,8 @@ def test_cut_tail_keeps_what_precedes_it_and_is_reported(tmp_path: Path) -> None
     path = event_log.write(tmp_path / NAME, event_log.ramp("train/loss", range(1, 11)))
     path.write_bytes(path.read_bytes()[:-60])
     merged = metrics.merge(tmp_path)
-    assert (
-        list(merged.series["train/loss"]) == [str(step) for step in range(1, 9 + 1)][: len(merged.series["train/loss"])]
-    )
-    assert merged.files[0].last_step in {8, 9}
+    assert list(merged.series["train/loss"]) == [str(step) for step in range(1, 9)]
+    assert merged.files[0].last_step == 8
     assert merged.files[0].problem is not None
     assert merged.files[0].problem.startswith("ends inside a record at offset ")
     assert not merged.files[0].is_damaged
@@ -349,7 +347,7 @@ def test_checksum_of_the_standard_and_of_columns() -> None:
 
 def random_records(seed: int, count: int) -> list[bytes]:
     """Return records of many shapes: common ones, several values, histograms, zero, negative and repeated steps."""
-    chance = random.Random(seed)
+    chance = random.Random(seed)  # noqa: S311 - test data
     records = []
     for _ in range(count):
         tag = chance.choice(["a", "train/loss", "train/lost", "ü", ""])
@@ -370,12 +368,12 @@ def random_records(seed: int, count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("collide", [False, True])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_bulk_reading_gives_what_reading_one_by_one_gives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, collide: bool
 ) -> None:
     path = event_log.write(tmp_path / NAME, random_records(seed, 300))
-    monkeypatch.setattr(tfrecords, "BLOCK_BYTES", random.Random(seed).choice([64, 1000, 4 << 20]))
+    monkeypatch.setattr(tfrecords, "BLOCK_BYTES", (64, 1000, 4 << 20)[seed % 3])
     if collide:
         monkeypatch.setattr(eventfiles, "GOLDEN_RATIO", 0)  # every form of a length gets the same hash
     monkeypatch.setattr(eventfiles, "BULK_FROM", 1)
@@ -398,12 +396,12 @@ def test_memory_does_not_grow_with_the_file_beyond_16_bytes_a_point(
     block = b"".join(event_log.scalar("train/loss", 128 + step, 0.5) for step in range(500))
     monkeypatch.setattr(tfrecords, "BLOCK_BYTES", 1 << 16)
     peaks = []
-    for repeats in (4, 200):
+    for repeats in (4, 100):
         path.write_bytes(event_log.version() + block * repeats)
         tracemalloc.start()
         assert read_event_file(path).records == 500 * repeats + 1
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    points = 500 * 196
+    points = 500 * 96
     assert peaks[1] - peaks[0] < points * 16 * 1.25 + (1 << 20)  # array's growth keeps an eighth in reserve
     assert path.stat().st_size > 4 * points * 16 / 2

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import report_samples as samples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from junitparser import JUnitXml
@@ -14,6 +13,7 @@ from lxml import etree
 
 from tasks.report import junit
 from tasks.report.text import clean, one_line, read_around, read_tail
+from tests import report_samples as samples
 
 XSD = Path(__file__).parent / "fixtures" / "xsd"
 JENKINS = etree.XMLSchema(etree.parse(XSD / "jenkins-junit-10.xsd"))
@@ -47,7 +47,9 @@ def parsed(data: bytes) -> Any:
         assert case.find("system-out") is None or problems[0].tag in {"failure", "error"}
         assert set(case.attrib) == {"classname", "name", "time"}
     again = JUnitXml.fromstring(data)
-    assert (again.tests, again.failures, again.errors) == tuple(int(tree.get(k)) for k in ("tests", "failures", "errors"))
+    assert (again.tests, again.failures, again.errors) == tuple(
+        int(tree.get(k)) for k in ("tests", "failures", "errors")
+    )
     return tree
 
 
@@ -74,18 +76,29 @@ def rendered(*cases: dict[str, Any], root: Path = NOWHERE, **more: Any) -> Any:
         pytest.param(samples.failing_case(), "pass", "", id="only its checks failed"),
         pytest.param(samples.failing_case(checks=[]), "failure", "max(data[", id="fail without a failed check"),
         pytest.param(
-            samples.failing_case(reasons=[samples.reason("rc", "1", "rc 1 in teardown")]), "failure", "rc 1 in teardown", id="rc"
+            samples.failing_case(reasons=[samples.reason("rc", "1", "rc 1 in teardown")]),
+            "failure",
+            "rc 1 in teardown",
+            id="rc",
         ),
         pytest.param(samples.failing_case(reasons=[]), "pass", "", id="failed checks speak for themselves"),
         pytest.param(
-            samples.failing_case(reasons=[samples.reason("timeout", "45m", "stopped after 45 min")]), "error", "stopped after", id="timeout"
+            samples.failing_case(reasons=[samples.reason("timeout", "45m", "stopped after 45 min")]),
+            "error",
+            "stopped after",
+            id="timeout",
         ),
         pytest.param(samples.blocked_case(), "error", "OSError: [Errno 28]", id="blocked at its root"),
         pytest.param(samples.blocked_case(reasons=[]), "error", "no reason was recorded", id="blocked without words"),
         pytest.param(samples.not_run_case(), "error", "not run yet", id="skeleton"),
         pytest.param(samples.dependent_case(), "skipped", "Blocked: level2.noncolocated is blocked", id="dependant"),
         pytest.param(samples.skipped_case(), "skipped", "Skipped: needs 8 GPUs, 2 visible", id="skipped"),
-        pytest.param(samples.quarantined_case(reasons=[samples.reason("rc", "", "rc 1")]), "skipped", "Quarantined: flaky since", id="quarantine"),
+        pytest.param(
+            samples.quarantined_case(reasons=[samples.reason("rc", "", "rc 1")]),
+            "skipped",
+            "Quarantined: flaky since",
+            id="quarantine",
+        ),
         pytest.param(samples.case(verdict="Passed"), "error", "no reason", id="unknown verdict is never a pass"),
     ],
 )
@@ -143,7 +156,9 @@ def test_quarantine_excuses_until_its_day_and_only_with_a_day() -> None:
         pytest.param(samples.report(samples.skipped_case()), id="all skipped"),
         pytest.param(samples.report(samples.quarantined_case()), id="only quarantine"),
         pytest.param(samples.report(suites=[], probe=None), id="nothing at all"),
-        pytest.param(samples.report(samples.case(), result="Blocked", sentence="interrupted"), id="report says Blocked"),
+        pytest.param(
+            samples.report(samples.case(), result="Blocked", sentence="interrupted"), id="report says Blocked"
+        ),
         pytest.param(samples.report(requested=["level2"]), id="requested level without a case"),
     ],
 )
@@ -163,7 +178,9 @@ def test_pass_has_no_failure_no_output_and_no_result_entry() -> None:
 @pytest.mark.parametrize("text", ["", " ", "\n", "\x1b[0m", None])
 def test_empty_failure_message_does_not_become_a_pass(text: str | None) -> None:
     bad = samples.check(verdict="Fail", value=None, limit=None)
-    case = samples.failing_case(checks=[{**bad, "text": text}], reasons=[{"kind": "check", "subject": "", "text": text}])
+    case = samples.failing_case(
+        checks=[{**bad, "text": text}], reasons=[{"kind": "check", "subject": "", "text": text}]
+    )
     assert states(rendered(case))[f"level0.grpo_megatron/check: {samples.PROB}"][0] == "failure"
     silent = samples.blocked_case(reasons=[{"kind": "", "subject": "", "text": text}])
     assert states(rendered(silent))["level2.noncolocated/run"][0] == "error"
@@ -184,11 +201,13 @@ def test_colours_are_removed_and_illegal_characters_shown() -> None:
 
 
 # Hostile text in every place a string can be, numbers of every kind where durations are.
-_text = st.text(max_size=60) | st.sampled_from(["\x1b[31m\x00", "]]>", "\ud800", "\ufffe", "\r\n", "&#0;", "<a b='", "\x9b1m", "\U0001ffff"])
+_text = st.text(max_size=60) | st.sampled_from(
+    ["\x1b[31m\x00", "]]>", "\ud800", "\ufffe", "\r\n", "&#0;", "<a b='", "\x9b1m", "\U0001ffff"]
+)
 _number = st.none() | st.floats() | st.integers() | st.text(max_size=3)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_text_gives_a_valid_file(data: st.DataObject) -> None:
     def word() -> str:
@@ -198,8 +217,17 @@ def test_any_text_gives_a_valid_file(data: st.DataObject) -> None:
     checks = [samples.check(word(), data.draw(st.sampled_from(["Pass", "Fail"])), text=word()) for _ in range(2)]
     for check in checks:
         check["text"] = word()
-    attempt = {"id": word(), "path": word(), "rc": 1, "started": word(), "duration_s": data.draw(_number), "gpus": [word()]}
-    case = samples.case(word(), word(), verdict, reasons=[samples.reason(word(), word(), word())], checks=checks, attempts=[attempt])
+    attempt = {
+        "id": word(),
+        "path": word(),
+        "rc": 1,
+        "started": word(),
+        "duration_s": data.draw(_number),
+        "gpus": [word()],
+    }
+    case = samples.case(
+        word(), word(), verdict, reasons=[samples.reason(word(), word(), word())], checks=checks, attempts=[attempt]
+    )
     case |= {"flaky": True, "first_error": {"text": word(), "line": 1, "file": word()}, "cached": True}
     failed = samples.failing_suite(name=word(), failed_tests=[{"name": word(), "text": word()}] * 2)
     report = samples.report(case, case, suites=[failed], sentence=word(), workspace=word())

@@ -68,7 +68,7 @@ def read_tail(path: Path, *, max_lines: int = 200, max_bytes: int = 64 << 10) ->
             start = max(0, size - 4 * max_bytes)
             log.seek(start)
             raw = log.read(4 * max_bytes)
-    except OSError:
+    except (OSError, ValueError):  # a name that no file system can hold is as good as absent
         return None
     rows = raw.decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
     if start and len(rows) > 1:
@@ -93,7 +93,7 @@ def read_around(path: Path, line: int, *, before: int = 3, after: int = 12) -> t
     try:
         with path.open("rb") as log:
             rows = log.read(MAX_SCAN).split(b"\n", line + after)
-    except OSError:
+    except (OSError, ValueError):  # a name that no file system can hold is as good as absent
         return ()
     if len(rows) <= line - 1 or (len(rows) == line and not rows[-1]):
         return ()

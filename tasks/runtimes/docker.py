@@ -33,11 +33,11 @@ from tasks.runtimes import (
     STOP_S,
     Ended,
     Job,
-    Owner,
     is_orphan,
     parse_owner,
     this_owner,
 )
+from tasks.runtimes.container import LABEL, TARGETS, advice, give_back, labels, network, rootless, said
 from tasks.verdict import Reason
 
 if TYPE_CHECKING:
@@ -48,19 +48,9 @@ if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.containers import Container
 
-LABEL = "nemo-rl-e2e"
-TARGETS = {
-    "bridge": "/opt/Megatron-Bridge",
-    "mcore": "/opt/Megatron-LM",
-    "nemo_rl": "/opt/nemo-rl",
-    "attempt": "/e2e/attempt",
-    "agent": "/e2e/agent",
-}
-HOSTNAME = "e2e"
 API_S = 60  # one API call; a busy engine with a full disk took 20 s to create a container
 ENGINE_LOST_S = 60.0  # without an answer: a live-restore engine comes back sooner
 ENGINE_DYING_S = 3.0  # after an unexplained 143 or 137: a daemon that stopped its containers is gone by then
-GIVE_BACK_S = 60.0
 UNLIMITED = -1
 
 
@@ -94,7 +84,9 @@ class Docker:
 
     def unusable(self, subject: str, error: Exception) -> UserError:
         """Return the UserError for what the engine said: what, where, what to do."""
-        return UserError(f"{subject}: {self.name} at {self.host}: {said(error)} {advice(str(error), self)}".strip())
+        return UserError(
+            f"{subject}: {self.name} at {self.host}: {said(error)} {advice(str(error), self.remedy)}".strip()
+        )
 
     def available(self) -> Reason | None:
         """Return why no container can be started: no engine, no permission, no image."""
@@ -121,9 +113,10 @@ class Docker:
         return facts
 
     def client(self) -> contextlib.closing[DockerClient]:
-        """Return a client to be used in a `with`; DockerException where the engine does not answer."""
+        """Return a client to be used in a `with`; DockerException or OSError where the engine does not answer."""
         import docker
 
+        self.listener()  # docker-py leaves its socket open where this fails
         return contextlib.closing(docker.DockerClient(base_url=self.host, timeout=API_S))
 
     def run(self, job: Job, *, stop: threading.Event, poll: Callable[[], None]) -> Ended:
@@ -149,7 +142,7 @@ class Docker:
         except (DockerException, OSError) as error:
             if started:
                 return Ended(None, "engine_lost", said(error))
-            return Ended(None, "not_started", f"{said(error)} {advice(str(error), self)}".strip())
+            return Ended(None, "not_started", f"{said(error)} {advice(str(error), self.remedy)}".strip())
 
     def refusal(self, job: Job) -> str:
         """Return why this job cannot be started here, before anything is asked of the engine."""
@@ -262,7 +255,11 @@ class Docker:
             return False
 
     def engine_pid(self) -> int | None:
-        """Return the pid of the process that listens on the engine's socket; None where that cannot be told."""
+        """Return what must stay the same for a 143 to be believed; None where it proves nothing."""
+        return self.listener()
+
+    def listener(self) -> int | None:
+        """Return the pid of the process that listens on the engine's socket, None for another host; OSError: nobody."""
         if not self.host.startswith("unix:"):
             return None
         with socket.socket(socket.AF_UNIX) as connection:
@@ -314,86 +311,3 @@ class Docker:
                 container.remove(force=True, v=True)
                 stopped.append(f"container {container.name} ({was}) of dead runner {owner.pid}")
         return stopped
-
-
-def labels(job: Job, owner: Owner, workspace: str, now: float) -> dict[str, str]:
-    """Return the labels that prove a container ours and say when nobody can be waiting for it any more."""
-    return {
-        f"{LABEL}.run": f"{owner.pid}-{owner.start}",
-        **job.labels,
-        LABEL: "1",
-        f"{LABEL}.attempt": job.id,
-        f"{LABEL}.pid": str(owner.pid),
-        f"{LABEL}.boot": f"{owner.boot}/{owner.start}",
-        f"{LABEL}.owner": str(owner),
-        f"{LABEL}.deadline": str(int(now + job.timeout_s + DEADLINE_MARGIN_S)),
-        f"{LABEL}.workspace": workspace,
-    }
-
-
-def rootless(client: DockerClient) -> dict[str, str]:
-    """Return what tells the agent not to give files back: root in a rootless engine's container is the caller."""
-    found = any("rootless" in option for option in client.info().get("SecurityOptions") or ())
-    return {"NEMO_RL_E2E_ROOTLESS": "1"} if found else {}
-
-
-def network(client: DockerClient, *, wanted: bool) -> dict[str, Any]:
-    """Return the network arguments; see the module's docstring for why."""
-    if not wanted:
-        return {"network_mode": "none", "hostname": HOSTNAME, "extra_hosts": {HOSTNAME: "127.0.0.1"}}
-    bridges = client.networks.list(names=["bridge"])
-    return {"network_mode": "bridge" if any(n.name == "bridge" for n in bridges) else "host"}
-
-
-def give_back(client: DockerClient, dead: Container) -> None:
-    """Run the agent's give-back in the image and with the mounts of a container whose agent was killed."""
-    from docker.types import Mount
-
-    config = dead.attrs["Config"]
-    container = client.containers.create(
-        dead.attrs["Image"],
-        [*config["Cmd"][:-1], "give-back", config["Cmd"][-1]],
-        mounts=[
-            Mount(m["Destination"], m["Source"], type="bind", read_only=not m["RW"])
-            for m in dead.attrs.get("Mounts") or ()
-            if m["Type"] == "bind"
-        ],
-        labels={**config["Labels"], f"{LABEL}.owner": str(this_owner())},
-        network_mode="none",
-        init=True,
-        user="0:0",
-    )
-    try:
-        container.start()
-        until = time.monotonic() + GIVE_BACK_S
-        while container.status not in {"exited", "dead"} and time.monotonic() < until:
-            time.sleep(POLL_S)
-            container.reload()
-    finally:
-        container.remove(force=True, v=True)
-
-
-def said(error: BaseException) -> str:
-    """Return what the engine said, on one line, at most 500 characters."""
-    text = str(getattr(error, "explanation", None) or error)
-    return " ".join(text.split())[:500].rstrip(".") + "."
-
-
-def advice(text: str, runtime: Docker) -> str:
-    """Return what to do about an engine's refusal; texts as seen on Docker 20.10 and podman 4.3."""
-    for pattern, remedy in (
-        ("could not select device driver", "Install the NVIDIA container toolkit on the engine's host (nvidia-ctk)."),
-        ("bind source path does not exist", "The engine does not see that path: is it on another host?"),
-        ("No such image", "`doit image` fetches it."),
-        (
-            "stat .*no such file|executable file not found",
-            "The image lacks the interpreter: python=PATH inside the image.",
-        ),
-        ("no space left", "Free the engine's disk (docker system df)."),
-        ("container-init|catatonit", "Install catatonit on the engine's host."),
-        ("rlimit", "The engine may not raise limits: default_ulimits in containers.conf."),
-        ("[Pp]ermission denied|Connection refused|FileNotFoundError|Connection aborted", runtime.remedy),
-    ):
-        if re.search(pattern, text):
-            return remedy
-    return ""

@@ -115,6 +115,11 @@ class _Reading:
         """Take one line of the log."""
         if self.waiting:
             self._users(line)
+        if not line.needles and self.tracebacks.ignores(line.text):
+            for group in self.tracebacks.expire(line.number):
+                self._traceback(group)
+            self._poll()
+            return
         for part in split(line.text):
             closed = self.tracebacks.feed(line.number, part.stream, part.text) if self._follow(part) else ()
             if line.needles:
@@ -154,10 +159,10 @@ class _Reading:
                 if name not in self.at and pattern.match(part.actor):
                     self.at[name] = number
                     self.watch.drop(*BANNERS[name])
-        if "Initializing lm_policy workers" in text:
-            self.at.setdefault("started", number)
-        if "Skipping import." in text:
-            self.at.setdefault("import", number)
+        for name, words in (("started", "Initializing lm_policy workers"), ("import", "Skipping import.")):
+            if words in text and name not in self.at:
+                self.at[name] = number
+                self.watch.drop(*BANNERS[name])
         if self.skip_line is None and SKIP.match(text):
             self.skip_line = line.text[:LONGEST_TEXT]
         if self.early_end is None and EARLY.match(text):
@@ -262,12 +267,13 @@ class _Reading:
         findings = tuple(e.finding() for e in ordered)
         root = self._root(first)
         bridge = root.bridge_frames() if root else ()
+        raised = bool(bridge) and root is not None and not root.importing()
         return LogFacts(
             lines=self.watch.lines,
             size_bytes=self.watch.size_bytes,
             first=first.finding() if first else None,
             findings=findings,
-            bridge_frame=bridge[0] if bridge else None,
+            bridge_frame=bridge[0] if raised else None,
             megatron_worker="megatron" in self.at,
             skip_line=self.skip_line,
             import_skipped="import" in self.at,

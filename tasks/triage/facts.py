@@ -39,7 +39,8 @@ class LogFacts:
 
     `first` is the earliest error that was not overcome; `findings` holds all in order of lines, at most MOST_FINDINGS.
     `bridge_frame` is the first frame of the Bridge in the first traceback that was not caught, `bridge_frames` all of
-    them (the last is where the Bridge was left), `root_frame` where its root error `root_error` was raised.
+    them (the last is where the Bridge was left), `root_frame` where its root error `root_error` was raised. There is no
+    `bridge_frame` if the Bridge was only on the way: being imported, when an import of its own failed elsewhere.
     `last_step` is (i, N) of the last banner; N is what the run believes, not what was asked for.
     `workers_started`: the policy's workers began to be built; `workers_ready`, `setup_complete`: that they were, and
     all else too. `starts` counts set-ups and `step_resets` banners that went back: several runs in one log.

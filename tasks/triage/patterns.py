@@ -80,7 +80,7 @@ def needles(pattern: str) -> tuple[bytes, ...] | None:
 
 
 def _needles(items: Iterable[Any]) -> list[str] | None:
-    """Choose the best set of alternatives of one sequence: few, then long."""
+    """Choose the best set of alternatives of one sequence: few, then rare ones."""
     options: list[list[str]] = []
     run = ""
     for op, value in [*items, (None, None)]:
@@ -95,7 +95,12 @@ def _needles(items: Iterable[Any]) -> list[str] | None:
         if inner:
             options.append(inner)
     usable = [o for o in options if len(o) <= MOST_NEEDLES and min(map(len, o)) >= SHORTEST_NEEDLE]
-    return min(usable, key=lambda o: (len(o), -min(map(len, o)))) if usable else None
+    return min(usable, key=lambda o: (len(o), -min(map(_rarity, o)))) if usable else None
+
+
+def _rarity(text: str) -> int:
+    """Guess how rare a text is in a log: long ones are, capitals and signs count more."""
+    return sum(1 if c.islower() or c == " " else 3 for c in text[:24])
 
 
 def _inside(op: Any, value: Any) -> list[str] | None:

@@ -21,6 +21,8 @@ LOGGED = re.compile(r"(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[[^
 LEVEL = re.compile(r"(?:ERROR|CRITICAL):[\w.]{1,200}:(?:[\w.]{1,99}:\d{1,6}: )?")
 REPEATED = re.compile(r"\s*[\[(]repeated (\d{1,9})x[^\])]{0,60}[\])](?: \(Ray deduplicates.*)?$")
 
+PREFIX_STARTS = tuple("([0123456789")
+
 
 class Part(NamedTuple):
     """What one process said in a line: its stream, the Ray actor ("" for the driver), the text, how many times."""
@@ -47,20 +49,21 @@ def split(line: str) -> list[Part]:
 
 def _part(line: str) -> Part:
     """Take prefixes off while there are any (a worker's engine has one of its own), at most four."""
-    stream, actor, rest, times = "", "", line, 1
+    actor, at, times = "", 0, 1
     for _ in range(4):
-        found = RAY.match(rest) or (LABEL.match(rest) if not actor else None) or LABEL_RANK.match(rest)
+        if line[at : at + 1] not in PREFIX_STARTS:
+            break
+        found = RAY.match(line, at) or (LABEL_RANK if actor else LABEL).match(line, at)
         if found is None:
             break
         if found.re is RAY:
             actor = actor or found["actor"] or "?"
-        stream += found[0].strip()
-        rest = rest[found.end() :]
-    for logged in (LOGGED, LEVEL):
-        found = logged.match(rest)
-        if found is not None:
-            rest = rest[found.end() :]
+        at = found.end()
+    rest = line[at:]
+    if rest.startswith(("ERROR", "CRITICAL")):
+        logged = LOGGED.match(rest) or LEVEL.match(rest)
+        rest = rest[logged.end() :] if logged is not None else rest
     repeated = REPEATED.search(rest) if "repeated" in rest else None
     if repeated is not None:
         times, rest = int(repeated[1]), rest[: repeated.start()]
-    return Part(stream, actor, rest, times)
+    return Part(line[:at].rstrip(), actor, rest, times)

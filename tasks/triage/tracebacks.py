@@ -18,6 +18,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tasks.triage.prefixes import PREFIX_STARTS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -103,12 +105,13 @@ class Reader:
             key=lambda pair: -len(pair[0]),
         )
 
+    def ignores(self, line: str) -> bool:
+        """Tell whether `line`, which begins no traceback, belongs to none of the open streams."""
+        return not any(line.startswith(stream) if stream else line[:1] not in PREFIX_STARTS for stream in self.open)
+
     def feed(self, number: int, stream: str, text: str) -> list[Group]:
         """Take one line; return the groups that it closes."""
-        closed: list[Group] = []
-        oldest = next(iter(self.open.values()), None)
-        if oldest is not None and number - oldest.last > FARTHEST:
-            closed.append(self._close(oldest))
+        closed = self.expire(number)
         group = self.open.get(stream)
         at = text.find(HEADER)
         if at >= 0:
@@ -119,6 +122,11 @@ class Reader:
         elif RAY_CALL.search(text):
             closed += self._begin(Group(stream, number, caught=False))
         return closed
+
+    def expire(self, number: int) -> list[Group]:
+        """Close the oldest group if nothing came for it for long."""
+        oldest = next(iter(self.open.values()), None)
+        return [self._close(oldest)] if oldest is not None and number - oldest.last > FARTHEST else []
 
     def finish(self) -> list[Group]:
         """Close what is open: the log ended inside these tracebacks."""

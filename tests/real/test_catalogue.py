@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks import levels
+from tasks import levels, plan
 from tests import catalogue
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +49,20 @@ def test_script_exists(case: levels.Case) -> None:
 @pytest.mark.parametrize("suite", [s for s in LEVELS.suites.values() if s.repo == "nemo_rl"], ids=lambda s: s.name)
 def test_unit_suite_files_exist(suite: levels.Suite) -> None:
     assert [p for p in suite.paths if not (RL / p).exists()] == []
+
+
+@pytest.mark.skipif("BRIDGE_REPO" not in os.environ, reason="BRIDGE_REPO is not set: no Bridge checkout to compare with")
+@pytest.mark.parametrize("suite", [s for s in LEVELS.suites.values() if s.repo == "bridge"], ids=lambda s: s.name)
+def test_bridge_unit_suite_files_exist(suite: levels.Suite) -> None:
+    assert [p for p in suite.paths if not (Path(os.environ["BRIDGE_REPO"]) / p).exists()] == []
+
+
+@pytest.mark.skipif("BRIDGE_REPO" not in os.environ, reason="BRIDGE_REPO is not set: no Bridge checkout to compare with")
+def test_every_file_of_the_bridge_belongs_to_a_known_component() -> None:
+    bridge = os.environ["BRIDGE_REPO"]
+    listed = subprocess.run(["git", "-C", bridge, "ls-files", "-z"], check=True, capture_output=True, text=True).stdout
+    surfaces = plan.load_surfaces()
+    assert [path for path in listed.split("\0") if path and surfaces.of(path) is surfaces.unknown] == []
 
 
 @pytest.mark.parametrize("case", TRAINED, ids=by_id)

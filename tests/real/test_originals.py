@@ -33,6 +33,11 @@ pytestmark = [
 ]
 
 
+class Corpus(list[str]):
+    def __repr__(self) -> str:
+        return f"{len(self)} expressions"  # what hypothesis prints of a failing example
+
+
 def original(name: str) -> ModuleType:
     path = Path(str(REPO)) / "tests" / name
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -115,7 +120,7 @@ def test_same_bytes_as_the_original_dump(
             metrics.merge(folder, conflicts_are_errors=True)
 
 
-@pytest.mark.parametrize("cut", [1, 13, 48, 60])
+@pytest.mark.parametrize("cut", [1, 13, 47, 60])
 def test_same_points_as_the_original_from_a_cut_file(dump: ModuleType, tmp_path: Path, cut: int) -> None:
     path = event_log.write(tmp_path / "events.out.tfevents.1", event_log.ramp("train/loss", range(1, 11)))
     path.write_bytes(path.read_bytes()[:-cut])
@@ -142,15 +147,14 @@ def test_no_expression_of_the_checkout_can_never_fail_or_never_pass() -> None:
 
 
 def difference_is_meant(expr: str, data: dict[str, Any]) -> bool:
-    """Return whether the three exceptions of tasks/checks.py apply."""
+    """Return whether one of the three exceptions of tasks/checks.py applies."""
     check = parse(expr)
     for tag in check.tags:
         series = data.get(tag)
-        if isinstance(series, dict) and (not series or not all(map(math.isfinite, series.values()))):
+        values = series.values() if isinstance(series, dict) else [series]
+        if series == {} or any(isinstance(value, float) and not math.isfinite(value) for value in values):
             return True
-    return any(isinstance(n, Call) and dict(n.arguments).get("ignore_top_p") for n in check.nodes()) and any(
-        len(series) < 3 for series in data.values() if isinstance(series, dict)
-    )
+    return "left by ignore_top_p" in evaluate(check, data).text
 
 
 def near(expr: str) -> st.SearchStrategy[float]:
@@ -167,7 +171,7 @@ def near(expr: str) -> st.SearchStrategy[float]:
 def test_same_decision_as_the_original_checker(
     checker: ModuleType, expressions: list[str], data: st.DataObject
 ) -> None:
-    expr = data.draw(st.sampled_from(expressions))
+    expr = expressions[data.draw(st.integers(0, len(expressions) - 1))]
     check = parse(expr)
     singles = {n.tag for n in check.nodes() if isinstance(n, Value) and n.step is None}
     named = [int(n.step) for n in check.nodes() if isinstance(n, Value) and n.step]
@@ -192,5 +196,5 @@ def test_same_decision_as_the_original_checker(
 
 
 @pytest.fixture(scope="module")
-def expressions() -> list[str]:
-    return list(corpus())
+def expressions() -> Corpus:
+    return Corpus(corpus())
