@@ -62,29 +62,33 @@ def _case(case, first):
     yield _stage(PIPE.check(case), f"metrics:{case.id}", f"run:{case.id}", first[0])
 
 
+def _group(prefix, case):
+    """Make `rehearse:CASE` or `baseline:CASE` out of a case in that form."""
+    return {
+        "basename": prefix,
+        "name": case.id.removeprefix(f"{prefix}."),
+        "actions": None,
+        "task_dep": [f"check:{case.id}"],
+    }
+
+
 def task_cases():
-    """Every case of every level: `doit level0`, `doit level2.noncolocated`, `doit vlm`."""
+    """Every case of every level, `doit level0`, `doit level2.noncolocated`, `doit vlm`; then rehearsals and baselines."""
     for level in PIPE.levels.levels.values():
+        suites = [f"unit:{name}" for name in level.suites]
         for case in level.cases:
-            yield from _case(case, ("probe", *(f"unit:{name}" for name in level.suites)))
+            yield from _case(case, ("probe", *suites))
             yield {"basename": case.id, "actions": None, "task_dep": [f"check:{case.id}"], "doc": case.title}
         wanted = [f"check:{case.id}" for case in level.required]
-        suites = [f"unit:{name}" for name in level.suites]
         yield {"basename": level.id, "actions": None, "task_dep": [*suites, *wanted], "doc": level.title}
-
-
-def task_rehearse():
-    """The real script of a case on a CPU, tiny models and stand-ins; evidence of its own kind, never a level."""
+    # the real script on a CPU, tiny models and stand-ins: evidence of its own kind, never a level
     yield {"basename": "cpu", "actions": [(PIPE.do_cpu, [])], "doc": "build the CPU environment of the rehearsals"}
     yield _stage(PIPE.probe(environment_name="cpu"), "sync", "cpu")
     for case in PIPE.asked_for("rehearse"):
         yield from _case(case, ("probe-cpu",))
-        yield {"basename": "rehearse", "name": case.id.removeprefix("rehearse."), "actions": None, "task_dep": [f"check:{case.id}"]}
-
-
-def task_baseline():
-    """The same case with the Bridge that NeMo-RL vendors: is a failure new, pre-existing or the environment's?"""
+        yield _group("rehearse", case)
+    # the same case with the Bridge that NeMo-RL vendors: is a failure new, pre-existing or the environment's?
     yield _stage(PIPE.probe(environment_name="baseline"), "image", "sync")
     for case in PIPE.asked_for("baseline"):
         yield from _case(case, ("probe-baseline",))
-        yield {"basename": "baseline", "name": case.id.removeprefix("baseline."), "actions": None, "task_dep": [f"check:{case.id}"]}
+        yield _group("baseline", case)

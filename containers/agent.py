@@ -339,7 +339,8 @@ def main(argv: Sequence[str]) -> int:
         with open(argv[-1], "rb") as file:
             spec = json.load(file)
         spec = DEFAULTS | {"owner": None, "give_back": ()} | spec
-        problem = [f"no {name}" for name in NEEDED if spec.get(name) in (None, "", [])] or (spec["schema"] != 1 and "schema is not 1")
+        problem: Any = [f"no {name}" for name in NEEDED if spec.get(name) in (None, "", [])]
+        problem = problem or (spec["schema"] != 1 and "schema is not 1")
         re.compile(spec["done_pattern"] or "")
     except (OSError, ValueError, IndexError, TypeError, re.error) as error:
         problem = repr(error)

@@ -1,6 +1,6 @@
 """What differs between a revision and a working tree, down to the Python definitions whose code is another.
 
-Thin around git (read only: no index refresh, no hooks, no external diff), pure where Python is compared. A rename
+Thin around git (read only: no index refresh, no programs of the checkout's configuration), pure where Python is compared. A rename
 counts as the old path and the new one. A Python file whose syntax tree is the same without comments, layout and
 docstrings cannot run differently; it is reported with the reason why it calls for nothing. Where that cannot be shown
 (a syntax error, a file that reads docstrings at run time, another mode) the file counts as changed.
@@ -65,7 +65,6 @@ def changed(repo: Path, since: str | None = None, until: str | None = None) -> t
         "-z",
         "--no-renames",
         "--abbrev=40",
-        "--no-ext-diff",
         "--ignore-submodules=none",
         *ends,
         "--",
@@ -194,7 +193,7 @@ def _submodule(folder: Path, old: str, new: str) -> str:
     if not (folder / ".git").exists():
         return "not checked out"
     head = _git(folder, "rev-parse", "HEAD").strip()
-    dirty = [p for p in _git(folder, "diff", "--name-only", "-z", "--no-ext-diff", "HEAD", "--").split("\0") if p]
+    dirty = [p for p in _git(folder, "diff", "--name-only", "-z", "HEAD", "--").split("\0") if p]
     dirty += [p for p in _git(folder, "ls-files", "-z", "--others", "--exclude-standard").split("\0") if p]
     words = [f"{old[:9]} to {head[:9]}"] if head != old else []
     if dirty:

@@ -67,6 +67,8 @@ class Run(DoitRun):  # type: ignore[misc]  # doit has no types
         except (KeyboardInterrupt, SystemExit) as end:
             code = end.code if isinstance(end, SystemExit) else 130
             return code if isinstance(code, int) else 2
+        except Exception as error:  # noqa: BLE001 - the command line's edge: a fault of ours, kept whole in a file
+            return say_error(_internal(error))
         return self.status()
 
     def _execute(  # doit passes what the signature names
@@ -96,6 +98,16 @@ class Run(DoitRun):  # type: ignore[misc]  # doit has no types
         near = difflib.get_close_matches(wrong, known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return UserError(f"unknown level, case or command {wrong!r}{hint} (doit levels)")
+
+
+def _internal(error: Exception) -> UserError:
+    """Keep the traceback of a fault of ours in a file, and say where."""
+    import traceback
+
+    path = settings.ROOT / "build" / "internal-error.txt"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    return UserError(f"internal error: {type(error).__name__}: {error}; please report {path}")
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:

@@ -222,7 +222,7 @@ class Reporter:
             verdict = "" if outcome.verdict is Verdict.PASS and task.name.startswith("run:") else str(outcome.verdict)
             recorded = "recorded, reused" if outcome.cached else "recorded"
             self.face.show("done", task.name, text or recorded * (not verdict), verdict=verdict, cached=outcome.cached)
-        if not task.name.startswith("metrics:"):
+        if outcome is None or not outcome.cached:
             self.now.write_report()
 
     def add_success(self, task: Task) -> None:

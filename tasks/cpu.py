@@ -209,6 +209,9 @@ def _constant() -> dict[str, str]:
         "RAY_DEDUP_LOGS": "0",  # a folded line cannot be searched for
         "RAY_memory_monitor_refresh_ms": "0",  # several actors on a small machine are not a leak
         "RAY_USAGE_STATS_ENABLED": "0",
+        # No FAKE_CPUS idle workers at the start: ray.init gives the first node 30 s, and a loaded machine needs them
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_enable_worker_prestart": "0",
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TORCH_CUDA_ARCH_LIST": "9.0",  # asked at import time, no device to ask

@@ -36,7 +36,7 @@ PINS = Path(__file__).resolve().parent.parent / "containers" / "images.yaml"
 PIN_KEYS = ("reference", "digest", "nemo_rl", "bridge", "date", "verified_by", "note")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 REFERENCE = re.compile(
-    r"(?P<repo>[a-z0-9][a-z0-9._-]*(?::\d+)?(?:/[a-z0-9][a-z0-9._-]*)*)"
+    r"(?P<repo>(?:[a-z0-9][a-z0-9.-]*:\d+/)?[a-z0-9][a-z0-9._-]*(?:/[a-z0-9][a-z0-9._-]*)*)"  # a port only before a /
     r"(?::(?P<tag>\w[\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?",
     re.ASCII,
 )

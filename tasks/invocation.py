@@ -115,7 +115,8 @@ class Invocation(Pipeline):
         if self.settings.runtime in ("docker", "podman") or any(t.startswith("run:rehearse") for t in self.planned):
             for line in self.collect_orphans():
                 self.tell("progress", "orphans", text=line)
-        self.write_report()
+        if not (self.workspace.report / "report.json").exists():
+            self.write_report()
 
     def collect_orphans(self) -> list[str]:
         """Stop what provably dead runs of ours left behind; an engine that does not answer is the probe's to report."""
@@ -124,18 +125,26 @@ class Invocation(Pipeline):
         except UserError:
             return []
 
+    def execute(self, stage: Stage) -> Outcome:
+        """Do the stage; before the first one the old report gives way to one in which nothing has run yet.
+
+        A call that finds everything fresh never gets here: it neither renders a skeleton nor needs one.
+        """
+        self.write_report()
+        return super().execute(stage)
+
     def depend(self, task: str, root: str) -> None:
         """Keep that `task` was not done because `root` was not a Pass."""
         self.roots[task] = root
 
     def write_report(self) -> None:
         """Write the report of what is known now; a later call replaces it. Equal content is not rendered again."""
-        from tasks import report
-
         now = answer.compose(self)
         if now != self.report:
-            self.report = now
+            from tasks import report
+
             report.write(now, self.workspace.root)
+            self.report = now
 
     def finish(self) -> tuple[Verdict, str]:
         """Write the last report, give the workspace back, and return the answer with its sentence."""

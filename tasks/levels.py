@@ -61,7 +61,7 @@ class Quarantine:
 class Rehearsal:
     """How the case's own script runs on a CPU with a tiny model; values left out there are the case's own.
 
-    `model` and `data` name what the CPU environment prepares; `{model}`, `{teacher}`, `{draft}` and `{data}` in
+    `model` and `data` name what the CPU environment prepares; `{model}`, `{models}` (the folder of all) and `{data}` in
     `overrides` and `env` stand for their paths. `overrides` follow the case's. `gpus` are pretended ones. `standins`
     are the packages that stand in for what a CPU lacks (vllm, flashinfer).
     """
@@ -95,7 +95,8 @@ class Case:
     ones: "fresh" (the log must not say "Skipping import."), "within_attempt" (a later phase may reuse what this attempt
     converted), "none". `real_work` are tags that must not be zero throughout. `compares` says what the checks hold
     against what; `not_mapping_evidence`, if not empty, why a Pass says nothing about weight mappings. `clean` are paths
-    removed before the start, fixed ones outside the tree included.
+    removed before the start, fixed ones outside the tree included. `{attempt}`, `{bridge}`, `{mcore}` and `{nemo_rl}`
+    in the command, the overrides and `env` stand for the folders of the attempt.
     """
 
     id: str

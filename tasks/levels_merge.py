@@ -41,6 +41,7 @@ def merged_case(case: models.CaseModel, model: models.FileModel, place: Place, n
         expect.append(CONVERTED)
     step_tag = case.step_tag or kind.step_tag or "train/loss"
     real_work = case.real_work if case.real_work is not None else kind.real_work
+    said = [f"no evidence for weight mappings: {case.not_mapping_evidence}"] if case.not_mapping_evidence else []
     merged = {
         "kind": case.kind or "",
         "script": case.script,
@@ -73,7 +74,7 @@ def merged_case(case: models.CaseModel, model: models.FileModel, place: Place, n
         "compares": case.compares if case.compares is not None else kind.compares or "",
         "not_mapping_evidence": case.not_mapping_evidence,
         "real_work": real_work if real_work is not None else [step_tag] if case.steps else [],
-        "limitations": _once([*kind.limitations, *case.limitations]),
+        "limitations": _once([*kind.limitations, *case.limitations, *said]),
         "reaches": case.reaches or _ALL_TREES,
         "no_rehearsal": case.no_rehearsal or ("" if case.rehearsal else "none is described"),
     }

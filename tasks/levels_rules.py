@@ -22,7 +22,8 @@ _SECRET = re.compile(r"(.*_)?(TOKEN|API_KEY|PASSWORD|PASSWD|SECRET|SECRET_KEY|AC
 _RATIO = re.compile(r"mult_prob_error|ratio")  # their natural value is 1: 0.0 means that nothing was compared
 _NEEDS = re.compile(r"nodes:[0-9]+|compute>=[0-9]+\.[0-9]")
 
-PLACEHOLDERS = ("model", "teacher", "draft", "data")
+PATHS = ("attempt", "bridge", "mcore", "nemo_rl", "agent")  # folders of this attempt, filled in for every case
+PLACEHOLDERS = ("model", "models", "data", *PATHS)  # and, in rehearsals, what the CPU environment prepares
 NEEDS = {
     "network": "reaches out while it runs",
     "apt": "installs system packages while it runs",
@@ -71,7 +72,7 @@ def case_rules(case: dict[str, Any], place: Place, notes: Notes) -> None:
     if case["optional"] and case["quarantine"]:
         notes.warning((*place, "quarantine"), f"{case['id']}: optional and in quarantine; one of them is enough")
     _command(case, place, notes)
-    _overrides(case["overrides"], (*place, "overrides"), script=case["script"] is not None, known=(), notes=notes)
+    _overrides(case["overrides"], (*place, "overrides"), script=case["script"] is not None, known=PATHS, notes=notes)
     _env(case["env"], (*place, "env"), notes)
     _checks(case["checks"], (*place, "checks"), notes, real_work=bool(case["real_work"]))
     for i, need in enumerate(case["needs"]):
@@ -143,8 +144,8 @@ def _overrides(items: list[str], place: Place, *, script: bool, known: tuple[str
             notes.warning(at, f"{key}: NeMo-RL reads it no more (removed 2026-06-07); current checkouts refuse it")
         for name in _PLACEHOLDER.findall(item):
             if name not in known:
-                why = f"known: {', '.join(known)}" if known else "placeholders belong to rehearsals"
-                notes.problem(at, f"{item!r}: {{{name}}} stands for nothing{suggest(name, known)}; {why}")
+                why = "that one belongs to rehearsals" if name in PLACEHOLDERS else f"known: {', '.join(known)}"
+                notes.problem(at, f"{item!r}: {{{name}}} stands for nothing here{suggest(name, known)}; {why}")
 
 
 def _env(values: dict[str, str], place: Place, notes: Notes) -> None:

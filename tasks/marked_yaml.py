@@ -31,7 +31,7 @@ MAX_VALUES = 100_000  # aliases can multiply a small file into an endless one
 
 _INT = re.compile(r"-?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"-?((0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?|\.[0-9]+)")
-_BOOLEAN_11 = re.compile(r"y|yes|n|no|on|off", re.IGNORECASE)
+_BOOLEAN_11 = re.compile(r"yes|no|on|off", re.IGNORECASE)
 _SIXTY = re.compile(r"[-+]?[0-9]+(:[0-5]?[0-9])+(\.[0-9]*)?")
 _ODD_NUMBER = re.compile(r"[-+]?(0[0-9_]+|0x[0-9a-fA-F_]+|0b[01_]+|0o[0-7_]+|[0-9][0-9_]*_[0-9_]*)|\+[0-9.]+")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|nan)", re.IGNORECASE)

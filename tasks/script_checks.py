@@ -13,44 +13,31 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.errors import UserError
 from tasks.grammar import CheckSyntaxError, parse
+from tasks.shell_words import Word, commands
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from tasks.shell_words import Command
 
 PROGRAM = "check_metrics.py"
 PREFIXES = frozenset(
     {"if", "then", "else", "elif", "while", "until", "do", "!", "{", "(", "time", "&&", "||", "done", "fi"}
 )
 DECLARES = frozenset({"local", "export", "readonly", "declare", "typeset"})
-OPERATORS = ("&&", "||", ";;", "|&", "|", ";", "&", "(", ")", "\n")
 VALUE_OPTIONS = frozenset({"--table-width"})
 MAX_CALLS = 2000  # commands looked at, functions and loops unrolled: a script that calls itself ends here
+MAX_NESTING = 30  # functions and loops inside each other
 MAX_BYTES = 1 << 20
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGN = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*|[0-9]|\*|@)(\[[@*]\])?(?::?-([^}]*))?\}|([A-Za-z_]\w*|[0-9@*]))")
 _REDIRECT = re.compile(r"[0-9]*(<<<|>>|>&|<&|>|<)")
-_HEREDOC = re.compile(r"[0-9]*<<(-?)\s*(['\"]?)([A-Za-z_]\w*)\2")
-
-
-@dataclass(slots=True)
-class Word:
-    """One word before expansion: pieces of literal text (True) and of text in which variables count (False)."""
-
-    pieces: list[tuple[bool, str]] = field(default_factory=list)
-
-    def plain(self) -> str:
-        """Return the text without expansion."""
-        return "".join(text for _, text in self.pieces)
-
-
-Command = list[Word]
 
 
 def read_checks(script: Path) -> tuple[str, ...]:
@@ -65,11 +52,11 @@ def read_checks(script: Path) -> tuple[str, ...]:
     if len(data) > MAX_BYTES:
         raise UserError(f"{script}: {len(data)} bytes are no test script; give the script that calls {PROGRAM}")
     try:
-        commands = _Lexer(data.decode("utf-8", "replace")).commands()
+        found = commands(data.decode("utf-8", "replace"))
     except ValueError as error:
         raise UserError(f"{script}: {error}") from error
     shell = _Shell()
-    shell.run(commands, {})
+    shell.run(found, {})
     return tuple(dict.fromkeys(shell.checks))
 
 
@@ -96,131 +83,13 @@ def drift(levels_checks: Iterable[str], script: Path) -> tuple[str, ...]:
     return tuple(told)
 
 
-def _canonical(expr: str) -> tuple[str, ...]:
+def _canonical(expr: str) -> tuple[object, ...]:
     """Return what two spellings of one check share: what is limited, then the rest."""
     try:
         check = parse(expr)
     except CheckSyntaxError:
         return ("".join(expr.split()),)
-    return repr(check.left), check.op, repr(check.right)
-
-
-class _Lexer:
-    """Splits a script into simple commands of words."""
-
-    def __init__(self, text: str) -> None:
-        self.text, self.at = text.replace("\\\n", ""), 0
-        self.awaited: list[tuple[str, bool]] = []  # here documents that begin after this line
-
-    def commands(self) -> list[Command]:
-        """Return all commands; the words "(" and ")" of arrays and functions are words of their own."""
-        found: list[Command] = [[]]
-        word: Word | None = None
-        text, in_array = self.text, False
-        while self.at < len(text):
-            char = text[self.at]
-            if char in " \t\r" or (in_array and char == "\n"):
-                word, self.at = None, self.at + 1
-            elif char == "#" and word is None:
-                end = text.find("\n", self.at)
-                self.at = len(text) if end < 0 else end
-            elif word is None and (match := _HEREDOC.match(text, self.at)):
-                self.awaited.append((match[3], match[1] == "-"))
-                self.at = match.end()
-            elif operator := next((o for o in OPERATORS if text.startswith(o, self.at)), None):
-                in_array = operator == "(" and word is not None and word.plain().endswith("=")
-                word = None
-                self.at += len(operator)
-                if operator in "()":
-                    found[-1].append(Word([(True, operator)]))
-                    continue
-                found.append([])
-                if operator == "\n":
-                    self.skip_documents()
-            else:
-                if word is None:
-                    word = Word()
-                    found[-1].append(word)
-                word.pieces.append(self.piece(char))
-        return [command for command in found if command]
-
-    def piece(self, char: str) -> tuple[bool, str]:
-        """Read one quoted or unquoted piece of a word."""
-        text, start = self.text, self.at
-        if char == "'":
-            end = text.find("'", start + 1)
-            if end < 0:
-                raise ValueError(f"line {text.count(chr(10), 0, start) + 1}: a ' is never closed")
-            self.at = end + 1
-            return True, text[start + 1 : end]
-        if char == '"':
-            return False, self.double_quoted()
-        if char == "\\":
-            self.at += 2
-            return True, text[start + 1 : start + 2]
-        if text.startswith(("$(", "${", "`"), start):
-            self.at = self.balanced(start)
-            return False, text[start : self.at]
-        self.at += 1
-        while self.at < len(text) and text[self.at] not in " \t\r\n'\"\\`;&|()$":
-            self.at += 1
-        return False, text[start : self.at]
-
-    def double_quoted(self) -> str:
-        """Read to the closing quote; a backslash hides quote, backslash, dollar and back tick, and stays otherwise."""
-        text, start = self.text, self.at
-        out: list[str] = []
-        self.at += 1
-        while self.at < len(text):
-            char = text[self.at]
-            if char == '"':
-                self.at += 1
-                return "".join(out)
-            if char == "\\" and text[self.at + 1 : self.at + 2] in set('"\\$`'):
-                out.append(("\0" if text[self.at + 1] == "$" else "") + text[self.at + 1])
-                self.at += 2
-            elif text.startswith(("$(", "${", "`"), self.at):
-                end = self.balanced(self.at)
-                out.append(text[self.at : end])
-                self.at = end
-            else:
-                out.append(char)
-                self.at += 1
-        raise ValueError(f'line {text.count(chr(10), 0, start) + 1}: a " is never closed')
-
-    def balanced(self, start: int) -> int:
-        """Return where a `$(...)`, `${...}` or back-ticked text ends; quotes inside are skipped as a whole."""
-        text = self.text
-        if text[start] == "`":
-            end = text.find("`", start + 1)
-            return len(text) if end < 0 else end + 1
-        opening, closing = text[start + 1], ")" if text[start + 1] == "(" else "}"
-        depth, at = 0, start + 1
-        while at < len(text):
-            char = text[at]
-            if char == "\\":
-                at += 1
-            elif char in "'\"" and opening == "(":
-                end = text.find(char, at + 1)
-                at = len(text) if end < 0 else end
-            elif char in (opening, closing):
-                depth += 1 if char == opening else -1
-                if not depth:
-                    return at + 1
-            at += 1
-        return len(text)
-
-    def skip_documents(self) -> None:
-        """Step over the here documents that the line before announced."""
-        for delimiter, tabs in self.awaited:
-            while self.at < len(self.text):
-                end = self.text.find("\n", self.at)
-                end = len(self.text) if end < 0 else end
-                line = self.text[self.at : end]
-                self.at = end + 1
-                if (line.lstrip("\t") if tabs else line) == delimiter:
-                    break
-        self.awaited.clear()
+    return check.left, check.op, check.right
 
 
 class _Shell:
@@ -230,16 +99,23 @@ class _Shell:
         self.variables: dict[str, list[str]] = {}
         self.functions: dict[str, list[Command]] = {}
         self.checks: list[str] = []
-        self.calls = 0
+        self.calls = self.nesting = 0
 
-    def run(self, commands: Sequence[Command], positional: Mapping[str, str]) -> None:
+    def run(self, script: Sequence[Command], positional: Mapping[str, str]) -> None:
         """Go through commands in order."""
+        self.nesting += 1
+        if self.nesting <= MAX_NESTING:
+            self.follow(script, positional)
+        self.nesting -= 1
+
+    def follow(self, script: Sequence[Command], positional: Mapping[str, str]) -> None:
+        """Take one command after the other: definitions and loops with their bodies, all others as they are."""
         at = 0
-        while at < len(commands):
+        while at < len(script):
             self.calls += 1
             if self.calls > MAX_CALLS:
                 return
-            command = list(commands[at])
+            command = list(script[at])
             while command and command[0].plain() in PREFIXES:
                 command.pop(0)
             at += 1
@@ -247,15 +123,15 @@ class _Shell:
                 continue
             names = [word.plain() for word in command]
             if name := _defined(names):
-                end = _closing(commands, at - 1, "{", "}")
+                end = _closing(script, at - 1, "{", "}")
                 first = command[names.index("{") + 1 :] if "{" in names else []
-                self.functions[name] = [first, *commands[at:end]] if first else list(commands[at:end])
+                self.functions[name] = [first, *script[at:end]] if first else list(script[at:end])
                 at = end + 1
             elif names[0] == "for" and "in" in names[:3]:
-                end = _closing(commands, at, "do", "done")
+                end = _closing(script, at, "do", "done")
                 for item in self.expand(command[3:], positional):
                     self.variables[names[1]] = [item]
-                    self.run(commands[at:end], positional)
+                    self.run(script[at:end], positional)
                 at = end + 1
             else:
                 self.simple(command, names, positional)
@@ -357,11 +233,11 @@ def _defined(names: list[str]) -> str | None:
     return names[0] if names[1:3] == ["(", ")"] and _NAME.fullmatch(names[0].replace("-", "_")) else None
 
 
-def _closing(commands: Sequence[Command], at: int, opening: str, closing: str) -> int:
+def _closing(script: Sequence[Command], at: int, opening: str, closing: str) -> int:
     """Return the index of the command with the word that closes what is opened at or after `at`."""
     depth = 0
-    for index in range(at, len(commands)):
-        for position, word in enumerate(commands[index]):
+    for index in range(at, len(script)):
+        for position, word in enumerate(script[index]):
             plain = word.plain()
             if plain == opening and (position == 0 or opening == "{"):
                 depth += 1
@@ -369,7 +245,7 @@ def _closing(commands: Sequence[Command], at: int, opening: str, closing: str) -
                 depth -= 1
                 if depth <= 0:
                     return index
-    return len(commands)
+    return len(script)
 
 
 def as_yaml(checks: Iterable[str]) -> str:

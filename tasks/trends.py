@@ -20,9 +20,10 @@ are this project's own, for runs that must learn something (level 6) and for rat
 
 Mann-Kendall: S = sum over i < j of sign(v_j - v_i), variance with ties (n(n-1)(2n+5) - sum t(t-1)(2t+5)) / 18,
 z = (S - sign S) / sqrt(variance). It knows only the order of values, so that one spike among 20 cannot decide.
-Simulated with 20 points (tests/test_trends.py, seeded): flat noise passes `improves` in at most 6 of 100 runs, in 14
-with lag-one correlation 0.3; a rise of three standard deviations over the run fails it in at most 5 of 100; flat noise
-fails `not_worse` in at most 2 of 100. Fewer than 5 points decide nothing: both are failures then.
+Simulated with 20 points (tests/test_trends.py, seeded; bounds of 2,000 runs each): flat noise passes `improves` in at
+most 6 of 100 runs, with lag-one correlation 0.3 in 14; a rise of three (two) standard deviations over the run fails it
+in at most 5 (25). Flat noise fails `not_worse` in at most 2 of 100, correlated noise in 5; a fall of three standard
+deviations passes it in at most 15. Fewer than 5 points decide nothing: both are failures then.
 """
 
 from __future__ import annotations

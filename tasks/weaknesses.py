@@ -75,7 +75,7 @@ def _lengths(check: Check) -> list[int]:
         for n in check.nodes()
         if isinstance(n, Constant) and str(n.value).isdecimal() and len(str(n.value)) < 5
     ]
-    return sorted({*LENGTHS, *numbers, *steps})[:12]
+    return sorted({*LENGTHS, *numbers, *steps} - {0})[:12]
 
 
 def _tries(check: Check) -> Iterator[dict[str, Any]]:
@@ -96,8 +96,11 @@ def _tries(check: Check) -> Iterator[dict[str, Any]]:
         for power in (1, -1):
             ramp = {str(step): sign * (step + 1.0) ** power for step in range(length + 1)}
             yield {tag: sign if tag in singles else ramp for tag in check.tags}
-    for text in [*texts, "x"]:
-        yield dict.fromkeys(check.tags, text)
+    if texts and singles:
+        for text in [*texts, "x"]:
+            yield dict.fromkeys(check.tags, text)
+    if _speaks_of_finiteness(check):
+        yield {tag: {"1": math.nan} for tag in check.tags}
 
 
 def _constant(check: Check, value: float, length: int) -> dict[str, float]:
@@ -107,12 +110,15 @@ def _constant(check: Check, value: float, length: int) -> dict[str, float]:
     return series | dict.fromkeys(sorted(named), value)
 
 
+def _speaks_of_finiteness(check: Check) -> bool:
+    return any(isinstance(node, Call) and node.function.accepts_non_finite for node in check.nodes())
+
+
 def _passes_on_zeros(check: Check) -> bool:
     """Return whether a run that logged only zeros passes, having logged as many steps as the check speaks of."""
-    if check.op == "in" or all(
-        isinstance(n, Call) and n.name == "len" for n in check.nodes() if isinstance(n, Call | Value)
-    ):
-        return False  # these speak of the number of steps alone
+    of_values = [n for n in check.nodes() if isinstance(n, Value) or (isinstance(n, Call) and n.name != "len")]
+    if not of_values or _speaks_of_finiteness(check):
+        return False  # the check is about the number of steps, or about NaN, alone
     singles = {n.tag for n in check.nodes() if isinstance(n, Value) and n.step is None}
     length = max(_lengths(check))
     data = {tag: 0.0 if tag in singles else _constant(check, 0.0, length) for tag in check.tags}

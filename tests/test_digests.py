@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import run_git
+from tests.conftest import run_git
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -146,7 +146,9 @@ def test_scanning_writes_nothing_into_the_checkout(make_repo, tmp_path):
 
 
 entries = st.dictionaries(
-    st.text(min_size=1, max_size=12), st.builds(Entry, st.sampled_from(["100644", "100755"]), st.text(max_size=4)), max_size=6
+    st.text(min_size=1, max_size=12),
+    st.builds(Entry, st.sampled_from(["100644", "100755"]), st.text(max_size=4)),
+    max_size=6,
 )
 
 

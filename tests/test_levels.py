@@ -82,7 +82,7 @@ def test_plain_scalar_means_what_yaml_1_2_says(text: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("a: no", "write true, false or 'no'"), ("a: On", "'On'"), ("on: 1", "'on'"), ("a: [y]", "'y'"),
+        ("a: no", "write true, false or 'no'"), ("a: On", "'On'"), ("on: 1", "'on'"),
         ("a: 1:30", "90s"), ("a: 012", "decimal"), ("00: a", "decimal"), ("a: 0x1F", "decimal"), ("a: 1_000", "decimal"),
         ("a: +1", "decimal"), ("a: .inf", "finite"), ("a: .NaN", "finite"), ("a: 1e999", "beyond"),
         ("a: !!python/object/apply:os.system [x]", "tags"), ("a: !!int '3'", "tags"), ("a: &x [*x]", "itself"),
@@ -136,7 +136,8 @@ def test_no_input_makes_anything_but_a_file_error(data: bytes) -> None:
         ("overrides: [grpo.max_num_steps]", 14, "is not a Hydra override"),
         ("overrides: ['a.b=x y']", 14, "tear it apart"),
         ("overrides: [logger.log_dir=/x]", 14, "would find nothing there"),
-        ("overrides: ['a.b={model}']", 14, "placeholders belong to rehearsals"),
+        ("overrides: ['a.b={model}']", 14, "belongs to rehearsals"),
+        ("overrides: ['a.b={atempt}/x']", 14, "did you mean 'attempt'?"),
         ("overrides: [--help]", 14, "only --config"),
         ("env: {A: 1}", 14, "put it in quotes"),
         ("env: {HF_TOKEN: hf_x}", 14, "never written here"),
@@ -205,7 +206,7 @@ def test_all_mistakes_of_a_file_are_told_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "check",
-    ["data[", "__import__('os').system('x')", "max(data['a']) < 5 or True", "1 < 2", 'len(data["train/loss"]) >= 0'],
+    ["data[", "__import__('os').system('x')", "max(data['a']) < 5 or True", "1 < 2", 'max(data["a"]) > 1e300'],
 )
 def test_check_that_cannot_be_read_or_cannot_fail_is_refused(tmp_path: Path, check: str) -> None:
     text = mistakes(tmp_path, CASE.replace("""'max(data["train/loss"]) < 5'""", json.dumps(check)))

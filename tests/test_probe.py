@@ -22,7 +22,15 @@ FINE = {
 
 
 def error(kind, text, frames=(), missing=None):
-    return {"error": {"type": kind, "text": text, "missing": missing, "frames": list(frames), "frame": [frames[-1], 3, "f"] if frames else None}}
+    return {
+        "error": {
+            "type": kind,
+            "text": text,
+            "missing": missing,
+            "frames": list(frames),
+            "frame": [frames[-1], 3, "f"] if frames else None,
+        }
+    }
 
 
 @pytest.mark.parametrize(
@@ -95,7 +103,9 @@ def test_another_tree_first_on_the_path_is_blocked(trees, tmp_path):
     assert f"{trees}/old/megatron/bridge" in reasons[0].text
 
 
-@pytest.mark.parametrize("code", ["def broken(:\n", "raise SystemExit(0)\n", "import os; os._exit(0)\n", "raise KeyboardInterrupt\n"])
+@pytest.mark.parametrize(
+    "code", ["def broken(:\n", "raise SystemExit(0)\n", "import os; os._exit(0)\n", "raise KeyboardInterrupt\n"]
+)
 def test_a_bridge_that_cannot_be_imported_is_never_a_pass(trees, code):
     (trees / "bridge/src/megatron/bridge/__init__.py").write_text(code)
     assert ask(trees)[0] in (Verdict.FAIL, Verdict.BLOCKED)

@@ -77,12 +77,16 @@ HOLDER = "import sys; from pathlib import Path; from tasks import records\nwith 
 
 def test_a_second_owner_waits_says_for_whom_and_gives_up(tmp_path):
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path / "ws/lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, str(tmp_path / "ws/lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as holder:
         assert holder.stdout.readline() == "held\n"
         told = []
-        with pytest.raises(UserError, match=f"still held by pid {holder.pid}"), records.lock(
-            tmp_path / "ws/lock", 0.3, "y", told.append
+        with (
+            pytest.raises(UserError, match=f"still held by pid {holder.pid}"),
+            records.lock(tmp_path / "ws/lock", 0.3, "y", told.append),
         ):
             pass
         assert told == [f"waiting for {told[0].split('waiting for ')[1]}"]

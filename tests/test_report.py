@@ -95,7 +95,7 @@ def violations(value: Any, schema: dict[str, Any], at: str = "$") -> list[str]:
         pytest.param(samples.report(samples.rehearsal_case(), requested=["level1"]), "Blocked", "level1 was requested", id="rehearsal answers for no level"),
         pytest.param(samples.report(samples.baseline_case(), requested=["level0"]), "Blocked", "level0 was requested", id="nor does a baseline"),
         pytest.param(samples.report(requested=["run:level0.x"]), "Blocked", "records and does not judge", id="run alone"),
-        pytest.param(samples.report(samples.case(), requested=["level01"]), "Blocked", "level01 was requested", id="prefix is not a name"),
+        pytest.param(samples.report(samples.case(), requested=["level0.grpo"]), "Blocked", "level0.grpo was requested", id="prefix is not a name"),
         pytest.param(samples.report(samples.case(verdict="pass")), "Blocked", "no reason", id="misspelt verdict"),
         pytest.param(samples.report(samples.not_run_case()), "Blocked", "1 of 3 deliverables have not run yet", id="skeleton"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from html.parser import HTMLParser
@@ -130,11 +131,25 @@ def test_curves_show_asserted_tags_with_limit_and_baseline(tmp_path: Path) -> No
     samples.write_evidence(tmp_path, report)
     made = curves(report["cases"][0], tmp_path, max_points=120)
     assert [c.tag for c in made] == ["train/token_mult_prob_error", "train/reward", "train/loss"]
-    assert [c.limit for c in made] == ["1.05", "0.3", ""]
+    assert [c.limits for c in made] == ["1.05", "0.3", ""]
     assert all(c.baseline for c in made)
     points = json.loads(made[0].data)
     assert len(points) == 20
     assert points[3][:2] == [4, "3.20988"]
+
+
+def test_both_limits_of_a_tag_are_drawn(tmp_path: Path) -> None:
+    both = [samples.check(), samples.check('min(data["train/token_mult_prob_error"]) > 0.9', limit=0.9)]
+    report = samples.report(samples.case(checks=both))
+    samples.write_evidence(tmp_path, report)
+    assert curves(report["cases"][0], tmp_path, max_points=50)[0].limits == "0.9 and 1.05"
+    assert html.render(report, tmp_path).count('<line class="limit"') == 2
+
+
+def test_the_demo_offers_only_its_own_command(tmp_path: Path) -> None:
+    _, page = page_of(tmp_path, samples.case(), demo=True)
+    assert "./doitw demo fresh=1" in page.text
+    assert "doitw why" not in page.text
 
 
 def test_values_that_are_not_finite_are_named_and_cut_the_curve(tmp_path: Path) -> None:
@@ -170,7 +185,7 @@ def test_a_spike_survives_downsampling() -> None:
     assert few[0] == points[0]
     assert few[-1] == points[-1]
     assert few == sorted(few)
-    assert split({"2": 1.0, "1": "-Infinity", "a": 1, "3": None, "4": 1e308}) == ([(2, 1.0)], [1, 4])
+    assert split({"2": 1.0, "1": "-Infinity", "a": 1, "3": None, "4": 1e308}) == ([(2, 1.0)], [1, 3, 4])
 
 
 @pytest.mark.parametrize(
@@ -183,6 +198,7 @@ def test_a_spike_survives_downsampling() -> None:
         (None, 1.0, None),
         (math.inf, 1.0, None),
         (True, 1.0, None),
+        (10**400, 1.0, None),
     ],
 )
 def test_bar_lies_on_a_scale_with_zero(value: Any, limit: Any, expected: dict[str, str] | None) -> None:
@@ -199,7 +215,7 @@ def test_bar_of_negative_numbers_stays_on_the_track() -> None:
         assert float(bar["left"]) + float(bar["width"]) <= 100
 
 
-@pytest.mark.parametrize("cases", [50, 400])
+@pytest.mark.parametrize("cases", [50, 210])
 def test_page_stays_below_a_megabyte(cases: int, tmp_path: Path) -> None:
     many = [samples.failing_case(case=f"grpo_{n}") for n in range(cases)]
     for n, case in enumerate(many):
@@ -207,7 +223,7 @@ def test_page_stays_below_a_megabyte(cases: int, tmp_path: Path) -> None:
         case["metrics"] = many[0]["attempts"][0]["path"] + "/metrics.json"
         case["reasons"] = case["reasons"] * 3
     report = samples.report(*many)
-    samples.write_evidence(tmp_path, {**report, "cases": report["cases"][:1]}, steps=3000, lines=10)
+    samples.write_evidence(tmp_path, {**report, "cases": report["cases"][:1]}, steps=600, lines=10)
     for case in many:
         log = tmp_path / case["attempts"][0]["path"] / "run.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -236,12 +252,12 @@ def test_controls_and_graphics_have_names_for_screen_readers(tmp_path: Path) -> 
     assert "@media print" in text
     levels = [int(tag[1]) for tag, _ in page.tags if tag in {"h1", "h2", "h3"}]
     assert levels[0] == 1
-    assert all(b - a <= 1 for a, b in zip(levels, levels[1:], strict=False))
+    assert all(b - a <= 1 for a, b in itertools.pairwise(levels))
 
 
 def test_checks_of_a_case_that_did_not_run_are_not_shown_as_failed(tmp_path: Path) -> None:
     case = samples.not_run_case(checks=[samples.check(verdict="Fail", value=None, limit=None)])
-    text, page = page_of(tmp_path, case)
+    _text, page = page_of(tmp_path, case)
     assert "not evaluated" in page.text
     assert "Fail" not in page.text.replace("not evaluated", "").split("Limitations")[0].split("Deliverables", 1)[1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -290,3 +291,24 @@ def test_tail_of_long_lines_progress_bars_and_absent_files(tmp_path: Path) -> No
     assert read_around(log, 2, before=0, after=5) == ((2, "two"), (3, "three"))
     assert read_around(log, 4) == ()
     assert read_around(log, 0) == ()
+
+
+def test_a_failure_that_junit_xml_drops_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = junit._say
+    monkeypatch.setattr(junit, "_say", lambda *a: replace(whole(*a), message="", text=""))
+    tree = etree.fromstring(junit.render(samples.report(samples.blocked_case(), samples.failing_case()), NOWHERE))
+    assert (tree.get("errors"), tree.get("failures")) == ("1", "2")
+    assert tree.find(".//error").get("message") == "no reason was recorded"
+
+
+def test_a_blocked_case_with_a_cause_of_its_own_is_no_dependant() -> None:
+    both = [samples.reason("dependency", "probe", "probe is blocked"), samples.reason("disk", "/dev/shm", "no space")]
+    assert states(rendered(samples.dependent_case(reasons=both)))["level2.noncolocated_resume/run"][0] == "error"
+
+
+@pytest.mark.parametrize("spent", [1e308, 10**400, float("nan"), -1, True, "7", None])
+def test_absurd_durations_keep_the_file_valid(spent: Any) -> None:
+    case = samples.case()
+    case["attempts"][0]["duration_s"] = spent
+    tree = rendered(case, {**case, "case": "other"})
+    assert {c.get("time") for c in tree.iter("testcase")} <= {"0.000", "31.416"}

@@ -132,11 +132,11 @@ def test_only_what_provably_nobody_minds_is_an_orphan(
 def test_a_zombie_is_dead_and_an_invisible_process_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     child = subprocess.Popen(["true"])
     until(lambda: start_time(child.pid) is None)
-    assert is_dead(dataclasses.replace(HERE, pid=child.pid, start="?"), HERE)
+    assert is_dead(dataclasses.replace(HERE, pid=child.pid, start="?"))
     child.wait()
     monkeypatch.setattr(Path, "read_bytes", lambda _: (_ for _ in ()).throw(FileNotFoundError()))  # hidepid
     assert start_time(os.getpid()) == "?"
-    assert not is_dead(HERE, HERE)
+    assert not is_dead(HERE)
 
 
 # local
@@ -351,7 +351,7 @@ class Fake:
         return
 
 
-RUNNING = {"Status": "running", "ExitCode": 0}
+RUNNING = {"Status": "running", "ExitCode": 0, "Pid": 4_194_305}
 
 
 def exited(rc: int, **more: Any) -> dict[str, Any]:
@@ -369,6 +369,7 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Fake], 
         runtime = kind("sha256:1", host="unix:///fake.sock")
         monkeypatch.setattr(runtime, "client", lambda: __import__("contextlib").closing(fake))
         monkeypatch.setattr(runtime, "engine_pid", lambda: 1)
+        monkeypatch.setattr(runtime, "listener", lambda: 1)
         return runtime
 
     return make

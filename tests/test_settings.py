@@ -69,11 +69,20 @@ def test_core_is_the_one_that_the_bridge_pins_unless_named(tmp_path):
     (tmp_path / "m").mkdir()
     both = {"bridge": str(tmp_path / "b")}
     assert settings.load(both, environ={}, root=tmp_path).checkout("mcore") == tmp_path / "b/3rdparty/Megatron-LM"
-    assert settings.load({**both, "mcore": str(tmp_path / "m")}, environ={}, root=tmp_path).checkout("mcore") == tmp_path / "m"
+    assert (
+        settings.load({**both, "mcore": str(tmp_path / "m")}, environ={}, root=tmp_path).checkout("mcore")
+        == tmp_path / "m"
+    )
 
 
 def test_durations_have_units():
-    assert [settings.parse_duration(t, "timeout") for t in ("90", "60s", "45m", "2h", "1.5h")] == [90, 60, 2700, 7200, 5400]
+    assert [settings.parse_duration(t, "timeout") for t in ("90", "60s", "45m", "2h", "1.5h")] == [
+        90,
+        60,
+        2700,
+        7200,
+        5400,
+    ]
 
 
 def test_paths_may_hold_blanks(tmp_path):

@@ -40,7 +40,9 @@ def test_a_half_copied_snapshot_is_rebuilt(make_repo, tmp_path):
     assert (snapshot.take(manifest, tmp_path / "snapshots") / "src/a.py").read_text() == "a = 1\n"
 
 
-@pytest.mark.parametrize("damage", [lambda t: (t / "src/a.py").unlink(), lambda t: (t / "src/a.py").write_text("evil\n")])
+@pytest.mark.parametrize(
+    "damage", [lambda t: (t / "src/a.py").unlink(), lambda t: (t / "src/a.py").write_text("evil\n")]
+)
 def test_a_damaged_snapshot_is_rebuilt(make_repo, tmp_path, damage):
     manifest = scan("bridge", make_repo("r", FILES), tmp_path / "c")
     damage(snapshot.take(manifest, tmp_path / "snapshots"))

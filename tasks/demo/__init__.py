@@ -23,10 +23,10 @@ LEVELS = Path(__file__).with_name("levels.yaml")
 
 
 def make_faulty(folder: Path, fault: str | Fault, *, tell: Callable[[str], None] = print) -> Checkouts:
-    """Return checkouts `folder/fault-<name>/{bridge,nemo-rl}` that hold the fault as an uncommitted edit and nothing else.
+    """Return checkouts `folder/fault-<name>/{bridge,nemo-rl}` that hold the fault as an uncommitted edit, nothing else.
 
-    A copy that is so already is left alone; one that a user has edited further is renamed, never overwritten, and `tell`
-    is given the new name. Raises UserError for an unknown fault.
+    A copy that is so already is left alone; one that a user has edited further is renamed, never overwritten, and
+    `tell` is given the new name. Raises UserError for an unknown fault.
     """
     known = fault if isinstance(fault, Fault) else find(fault)
     home = folder / f"fault-{known.name}"

@@ -1,8 +1,8 @@
 """What can be broken in the demo, and which part of the pipeline has to notice it.
 
-A fault is a replacement of text in one of the generated checkouts, small and plausible, as a slip in a real change would
-be. `found_by` are the deliverables that must not be Pass because of what they saw themselves; what is only Blocked behind
-one of those is not listed. `missed_by` are deliverables that cannot see it and Pass: kept here so that nobody is surprised.
+A fault is a replacement of text in one of the generated checkouts, small and plausible, as a slip in a real change
+would be. `found_by` are the deliverables that must not be Pass for what they saw themselves; what is only Blocked
+behind one of those is not listed. `missed_by` are deliverables that cannot see it and Pass: to surprise nobody.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A named slip. `words` appear, whatever their case, in the reasons of each deliverable of `found_by`."""
+    """A named slip. Each of `words`, a regular expression, matches (any case) the reasons of each one of `found_by`."""
 
     name: str
     description: str
@@ -61,8 +61,8 @@ _ALL = (
         "the fused QKV parameter is filled with v where k belongs, and emptied the same way: the export is bit-equal",
         "bridge",
         (Edit(_MAPPING, 'ORDER = ("k", "v")', 'ORDER = ("v", "k")'),),
-        found_by=("level0", "level2"),
-        words=("token_mult_prob_error",),
+        found_by=ALL_LEVELS,
+        words=("token_mult_prob_error|train/reward",),  # level 3 has no second engine: only the reward tells
         missed_by=SUITES,
     ),
     Fault(
@@ -76,7 +76,7 @@ _ALL = (
                 "for task in self.get_conversion_tasks(model)[:-1]:\n            tensors = task.megatron_to_hf",
             ),
         ),
-        found_by=("level0", "level2"),
+        found_by=("level0", "level1", "level2", "level6"),
         words=("token_mult_prob_error",),
         missed_by=(*SUITES, "level3"),
     ),
@@ -91,8 +91,8 @@ _ALL = (
                 'queries = tensors["q"] * config.head_dim**-0.5\n        queries = queries.reshape(',
             ),
         ),
-        found_by=("unit:bridge-mapping", "level0", "level2"),
-        words=("round_trip|token_mult_prob_error",),
+        found_by=("unit:bridge-mapping", *ALL_LEVELS),
+        words=("round_trip|train/reward",),  # the engine is given the scaled queries back: both sides are wrong alike
         missed_by=("unit:bridge-provider",),
     ),
     Fault(
@@ -151,7 +151,13 @@ _ALL = (
         "worker-imports-vendored",
         "NeMo-RL puts its vendored Bridge before PYTHONPATH: every run is green, and none has seen the change",
         "nemo_rl",
-        (Edit("nemo_rl/__init__.py", "[*sys.path, *(path for path in VENDORED if path not in sys.path)]", "[*VENDORED, *sys.path]"),),
+        (
+            Edit(
+                "nemo_rl/__init__.py",
+                "[*sys.path, *(path for path in VENDORED if path not in sys.path)]",
+                "[*VENDORED, *sys.path]",
+            ),
+        ),
         found_by=ALL_LEVELS,
         words=("Megatron-Bridge-workspace",),
         missed_by=("unit:bridge-mapping", "unit:bridge-provider", "unit:nemo-rl-loop"),
@@ -177,9 +183,9 @@ _ALL = (
         "the export of the gated MLP raises: training goes on to the first weight transfer and dies there",
         "bridge",
         (Edit(_MAPPING, "gate, up = np.split(weight, 2, axis=0)", "gate, up = np.split(weight, 5, axis=0)"),),
-        found_by=("unit:bridge-mapping", "level0", "level2"),
-        words=("param_mapping|gate|split",),
-        missed_by=("unit:bridge-provider",),
+        found_by=("unit:bridge-mapping", "level0", "level1", "level2", "level6"),
+        words=("split|round_trip",),
+        missed_by=("unit:bridge-provider", "level3"),
     ),
     Fault(
         "hangs-at-the-end",
@@ -215,7 +221,7 @@ def _edited(fault: Fault, path: str, text: str) -> str:
     for edit in fault.edits:
         if edit.path == path:
             if text.count(edit.old) != 1:
-                raise UserError(f"fault {fault.name}: {path} has {text.count(edit.old)} places like {edit.old!r}, not 1")
+                raise UserError(f"fault {fault.name}: {path} holds {edit.old!r} {text.count(edit.old)} times, not once")
             text = text.replace(edit.old, edit.new)
     return text
 

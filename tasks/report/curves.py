@@ -7,11 +7,11 @@ that are not finite are kept apart and named, since a gap alone would be overloo
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tasks.report import facts
+from tasks.report.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 320.0, 96.0
 PAD = 6.0  # units of the view box around the curve, so that its stroke is not cut
 MAX_METRICS_BYTES = 32 << 20  # a metrics.json beyond this is not opened for a page
-MAX_CURVES = 6  # a case
+MAX_CURVES = 12  # a case
 _CONTEXT = ("train/loss", "train/reward", "validation/accuracy")
 
 Point = tuple[int, float]
@@ -34,8 +34,8 @@ class Curve:
     lines: tuple[str, ...]
     dots: tuple[tuple[str, str], ...]
     baseline: tuple[str, ...]
-    limit_y: str | None
-    limit: str
+    limits_y: tuple[str, ...]
+    limits: str
     low: str
     high: str
     first_step: int
@@ -48,9 +48,8 @@ class Curve:
 
 def number(value: object) -> str:
     """Return a value of a metric as text of at most six digits."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return str(value)
-    return f"{value:.6g}"
+    found = facts.finite(value)
+    return one_line(value, 40) if found is None else f"{found:.6g}"
 
 
 def read_series(root: Path, relative: object) -> dict[str, Any]:
@@ -66,18 +65,20 @@ def read_series(root: Path, relative: object) -> dict[str, Any]:
 
 def curves(case: Mapping[str, Any], root: Path, *, max_points: int) -> list[Curve]:
     """Return the curves of the asserted tags of `case`, then those that give them context."""
+    if max_points < 4:
+        return []
     series = read_series(root, case.get("metrics"))
     base = read_series(root, facts.table(case.get("baseline")).get("metrics"))
-    limits: dict[str, float | None] = {}
+    limits: dict[str, list[float]] = {}
     for check in facts.rows(case.get("checks")):
         tags = facts.check_tags(check)
-        limit = check.get("limit")
-        usable = len(tags) == 1 and isinstance(limit, (int, float)) and math.isfinite(limit)
         for tag in tags:
-            limits.setdefault(tag, float(limit) if usable and limit is not None else None)
+            known = limits.setdefault(tag, [])
+            limit = facts.finite(check.get("limit")) if len(tags) == 1 else None
+            known += [limit] if limit is not None and limit not in known else []
     wanted = [*limits, *(t for t in _CONTEXT if t not in limits)]
     made = (
-        _curve(tag, facts.table(series.get(tag)), facts.table(base.get(tag)), limits.get(tag), max_points)
+        _curve(tag, facts.table(series.get(tag)), facts.table(base.get(tag)), limits.get(tag, []), max_points)
         for tag in wanted[:MAX_CURVES]
     )
     return [c for c in made if c is not None]
@@ -100,14 +101,14 @@ def _curve(
     tag: str,
     values: Mapping[str, Any],
     base: Mapping[str, Any],
-    limit: float | None,
+    limits: Sequence[float],
     most: int,
 ) -> Curve | None:
     points, lost = split(values)
     other, _ = split(base)
-    if most < 4 or not (points or lost):
+    if not (points or lost):
         return None
-    heights = [y for _, y in points + other] + ([limit] if limit is not None else [])
+    heights = [y for _, y in points + other] + list(limits)
     steps = [x for x, _ in points + other] + lost
     low, high = (min(heights), max(heights)) if heights else (0.0, 1.0)
     box = (min(steps), max(steps), low, high)
@@ -119,8 +120,8 @@ def _curve(
         lines=tuple(_polyline(piece, box) for piece in pieces if len(piece) > 1),
         dots=tuple(_place(piece[0], box) for piece in pieces if len(piece) == 1),
         baseline=(_polyline(thin(other, most), box),) if len(other) > 1 else (),
-        limit_y=_place((box[0], limit), box)[1] if limit is not None else None,
-        limit=number(limit) if limit is not None else "",
+        limits_y=tuple(_place((box[0], limit), box)[1] for limit in limits),
+        limits=" and ".join(map(number, sorted(limits))),
         low=number(min(own)) if own else "none",
         high=number(max(own)) if own else "none",
         first_step=box[0],
@@ -138,14 +139,14 @@ def split(values: Mapping[str, Any]) -> tuple[list[Point], list[int]]:
     lost: list[int] = []
     for step, value in values.items():
         try:
-            at, height = int(step), float(value)
-        except (TypeError, ValueError, OverflowError):
+            at = int(step)
+        except ValueError:
             continue
-        # Beyond 1e300 the differences of two values overflow, and no curve shows them anyway.
-        if math.isfinite(height) and abs(height) < 1e300:
-            points.append((at, height))
-        else:
+        height = facts.finite(value)
+        if height is None:
             lost.append(at)
+        else:
+            points.append((at, height))
     return sorted(points), sorted(lost)
 
 

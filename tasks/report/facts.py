@@ -6,7 +6,6 @@ whatever cannot be understood counts against a Pass, never for it.
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -123,11 +122,17 @@ def stamp(when: datetime) -> str:
     return when.strftime("%Y-%m-%dT%H:%M:%SZ") if when.year >= 1000 else when.isoformat().replace("+00:00", "Z")
 
 
-def seconds(value: object) -> float:
-    """Return a duration in seconds that is finite and not negative: 0.0 for whatever is not a number."""
+def finite(value: object) -> float | None:
+    """Return a number that can be drawn and added up (finite, below 1e300), or None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return 0.0
-    return float(value) if math.isfinite(value) and value >= 0 else 0.0
+        return None
+    return float(value) if abs(value) < 1e300 else None
+
+
+def seconds(value: object) -> float:
+    """Return a duration in seconds between zero and thirty years: 0.0 for whatever is none."""
+    number = finite(value)
+    return number if number is not None and 0 <= number < 1e9 else 0.0
 
 
 def duration(case: Mapping[str, Any]) -> float:

@@ -8,7 +8,6 @@ first attempt is too large. No time of rendering is in it: the same report gives
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,12 +36,13 @@ class Budget:
     string: int
 
 
+# Each with the number of cases from which on the ones before it are not even tried: a try reads logs and metrics.
 _BUDGETS = (
-    Budget(320_000, 120, 2000),
-    Budget(160_000, 60, 2000),
-    Budget(80_000, 30, 1000),
-    Budget(20_000, 12, 300),
-    Budget(0, 0, 120),
+    (0, Budget(320_000, 120, 2000)),
+    (16, Budget(160_000, 60, 2000)),
+    (40, Budget(80_000, 30, 1000)),
+    (100, Budget(20_000, 12, 300)),
+    (200, Budget(0, 0, 120)),
 )
 
 
@@ -50,7 +50,9 @@ def render(report: Mapping[str, Any], root: Path) -> str:
     """Return index.html for `report`; logs and metrics are read below `root`, the workspace folder."""
     template = _template()
     page = ""
-    for budget in _BUDGETS:
+    cases = len(facts.rows(report.get("cases")))
+    first = max(n for n, (least, _) in enumerate(_BUDGETS) if cases >= least)
+    for _, budget in _BUDGETS[first:]:
         page = template.render(view(report, root, budget)) + "\n"
         if len(page.encode()) <= MAX_BYTES:
             break
@@ -72,11 +74,10 @@ def view(report: Mapping[str, Any], root: Path, budget: Budget) -> dict[str, Any
     verdict, sentence = answer.headline(report)
     every = facts.deliverables(tidy)
     anchors = {d.id: f"d{n}" for n, d in enumerate(every)}
-    loud = [
-        d for d in every if d.kind == "case" and d.verdict in {Verdict.FAIL, Verdict.BLOCKED} and d.item.get("attempts")
-    ]
+    loud = [d for d in every if d.verdict in {Verdict.FAIL, Verdict.BLOCKED} and facts.log_path(d.item)]
     share = budget.log_bytes // max(len(loud), 8)
-    shown = [_deliverable(d, root, anchors, budget, share) for d in every]
+    demo = bool(report.get("demo"))
+    shown = [_deliverable(d, root, anchors, budget, share) | {"commands": _commands(d, demo=demo)} for d in every]
     cases = [s for s in shown if s["kind"] == "case"]
     if len(cases) == 1:
         cases[0]["open"] = True
@@ -85,7 +86,7 @@ def view(report: Mapping[str, Any], root: Path, budget: Budget) -> dict[str, Any
         "result": verdict.value,
         "icon": _ICON[verdict],
         "sentence": one_line(sentence),
-        "demo": bool(report.get("demo")),
+        "demo": demo,
         "workspace": one_line(report.get("workspace") or ""),
         "requested": [one_line(x) for x in report.get("requested") or ()],
         "why": [s for s in roots if not s["not_run"]],
@@ -153,7 +154,6 @@ def _deliverable(
         "log": _log(item, root, share if loud else min(share, 3000)) if budget.log_bytes else None,
         "log_path": facts.log_path(item),
         "error": _error(item),
-        "commands": _commands(d),
         "attempts": [
             {
                 "id": a.get("id", "?"),
@@ -190,15 +190,9 @@ def _checks(item: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _finite(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if abs(value) < 1e300 and math.isfinite(value) else None
-
-
 def _bar(value: object, limit: object) -> dict[str, str] | None:
     """Return where bar and limit lie, in percent of the track, or None where there are no two numbers to compare."""
-    got, bound = _finite(value), _finite(limit)
+    got, bound = facts.finite(value), facts.finite(limit)
     if got is None or bound is None:
         return None
     low, high = min(0.0, got, bound), max(0.0, got, bound)
@@ -214,7 +208,7 @@ def _bar(value: object, limit: object) -> dict[str, str] | None:
 
 def _margin(check: Mapping[str, Any]) -> str:
     """Return how far the value is from the limit in percent of it, negative where the check is false."""
-    given, got, bound = (_finite(check.get(k)) for k in ("margin_percent", "value", "limit"))
+    given, got, bound = (facts.finite(check.get(k)) for k in ("margin_percent", "value", "limit"))
     if given is None:
         if got is None or not bound:
             return ""
@@ -224,7 +218,7 @@ def _margin(check: Mapping[str, Any]) -> str:
 
 
 def _progress(steps: Mapping[str, Any]) -> int:
-    asked, reached = _finite(steps.get("requested")), _finite(steps.get("reached"))
+    asked, reached = facts.finite(steps.get("requested")), facts.finite(steps.get("reached"))
     return round(100 * min(1.0, max(0.0, (reached or 0.0) / asked))) if asked else 0
 
 
@@ -259,13 +253,15 @@ def _baseline(item: Mapping[str, Any]) -> dict[str, str] | None:
     }
 
 
-def _commands(d: facts.Deliverable) -> list[tuple[str, str]]:
+def _commands(d: facts.Deliverable, *, demo: bool) -> list[tuple[str, str]]:
     """Return what a reader copies: the exact command, how to run it again, why it is stale, where the log is."""
     name = f"unit:{d.id.removeprefix('unit.')}" if d.kind == "suite" else d.id
     name = f"proof:{d.id.removeprefix('proof.')}" if d.kind == "proof" else name
     for prefix, task in (("rehearse.", "rehearse:"), ("baseline.", "baseline:")):
         name = task + name.removeprefix(prefix) if name.startswith(prefix) else name
-    found = [("Run again", f"./doitw {name} fresh=1"), ("Explain", f"./doitw why {name}")]
+    # The demo's checkouts are known to its own command only.
+    again = [("Run again", f"./doitw {name} fresh=1"), ("Explain", f"./doitw why {name}")]
+    found = [("Run again", "./doitw demo fresh=1")] if demo else again
     if d.item.get("command"):
         found.insert(0, ("Exact command", facts.command_line(d.item["command"])))
     return found

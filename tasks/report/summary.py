@@ -39,7 +39,7 @@ def render(report: Mapping[str, Any]) -> str:
         "",
         f"Requested coverage: {_say(coverage) or 'nothing'}",
         "",
-        f"Model: {', '.join(map(_code, models)) or 'none (no case has run a model)'}",
+        f"Model: {', '.join(map(_code, models)) or 'not named by any case'}",
         "",
         "Deliverables:",
         "",
@@ -77,10 +77,12 @@ def named_deliverables(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 def limitations(report: Mapping[str, Any]) -> list[str]:
     """Return what the result does not say: what the report lists, and what follows from how it was obtained."""
     every = facts.deliverables(report)
+    given = report.get("limitations")
+    listed = [one_line(x) for x in given] if isinstance(given, (list, tuple)) else []
     found = []
-    if report.get("demo"):
+    if report.get("demo") and not any(x.startswith("demo") for x in listed):
         found.append("demo workspace: generated repositories, so nothing here is evidence about a real Bridge")
-    if any(d.rehearsal for d in every):
+    if any(d.rehearsal for d in every) and not any(x.startswith("rehearsal") for x in listed):
         found.append("a rehearsal uses tiny models and stand-ins on a CPU: it is never a level's Pass")
     if cached := [d for d in every if d.cached]:
         found.append(f"not run now but taken from earlier records: {_ids(cached)}")
@@ -88,9 +90,8 @@ def limitations(report: Mapping[str, Any]) -> list[str]:
         found.append(f"failed in quarantine, not counted: {_ids(excused)}")
     if flaky := [d for d in every if d.item.get("flaky")]:
         found.append(f"passed only after a retry: {_ids(flaky)}")
-    given = report.get("limitations")
-    found += [one_line(x) for x in given] if isinstance(given, (list, tuple)) else []
-    if not any("learning" in x for x in found) and not any(
+    found += listed
+    if not any("learn" in x for x in found) and not any(
         d.item.get("level") == "level6" and d.verdict is Verdict.PASS for d in every
     ):
         found.append("no learning-signal claim")
@@ -223,6 +224,8 @@ def _key_lines(case: Mapping[str, Any]) -> list[str]:
     given = evidence.get("key_lines") if isinstance(evidence, dict) else None
     if isinstance(given, (list, tuple)) and given:
         return [_code(one_line(line, 300)) for line in given[:2]]
+    if facts.verdict_of(case) is not Verdict.PASS:
+        return [_say(text, 300) for text in facts.reason_texts(case)[:2]]
     return [_say(c.get("text") or c.get("expr"), 300) for c in facts.rows(case.get("checks"))[:1]]
 
 

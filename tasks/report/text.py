@@ -108,6 +108,6 @@ def read_around(path: Path, line: int, *, before: int = 3, after: int = 12) -> t
 
 
 def _log_line(text: str) -> str:
-    """Return one line of a log cleaned and cut; cut before as well, since cleaning a line of megabytes takes seconds."""
+    """Return one line of a log cleaned and cut; cut before as well, since cleaning megabytes takes seconds."""
     line = clean(text[: 4 * MAX_LINE]).replace("\n", " ")
     return line if len(line) <= MAX_LINE else line[: MAX_LINE - 1] + "…"

@@ -155,10 +155,8 @@ def start_time(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
-def is_dead(owner: Owner, here: Owner) -> bool:
-    """Return whether `owner` is provably gone as seen from `here`: same boot, same pid namespace, no such process."""
-    if (owner.boot, owner.namespace) != (here.boot, here.namespace):
-        return False
+def is_dead(owner: Owner) -> bool:
+    """Return whether an owner of this boot and this pid namespace is gone: no such process, or a later one."""
     start = start_time(owner.pid)
     return start is None or start not in {owner.start, "?"}
 
@@ -172,7 +170,7 @@ def is_orphan(owner: Owner | None, here: Owner, deadline: float | None, now: flo
     if owner is None:
         return False
     if (owner.boot, owner.namespace) == (here.boot, here.namespace):
-        return is_dead(owner, here)
+        return is_dead(owner)
     return deadline is not None and (time.time() if now is None else now) > deadline + 2 * STOP_S
 
 

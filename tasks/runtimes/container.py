@@ -6,11 +6,13 @@ about a run.
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from tasks.runtimes import DEADLINE_MARGIN_S, POLL_S, Job, Owner, this_owner
+from tasks.runtimes import DEADLINE_MARGIN_S, POLL_S, STOP_S, Job, Owner, start_time, this_owner
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -85,6 +87,33 @@ def give_back(client: DockerClient, dead: Container) -> None:
         container.remove(force=True, v=True)
 
 
+def end_without_engine(pid: int, start: str) -> str:
+    """Stop a container whose engine is dead by its first process: docker-init passes TERM on; return what happened.
+
+    Only if it still is the process that the engine named, and only where this process sees it and may signal it.
+    """
+    if start_time(pid) != start or start in {"", "?"}:
+        return ""
+    try:
+        for number, wait_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, POLL_S)):
+            os.kill(pid, number)
+            until = time.monotonic() + wait_s
+            while start_time(pid) == start and time.monotonic() < until:
+                time.sleep(POLL_S)
+    except ProcessLookupError:
+        pass
+    except OSError as error:
+        return f"The container may still run: process {pid} ({error.strerror})."
+    return "Its container was stopped."
+
+
+def hang_up(lifeline: Any) -> None:
+    """Close an attached socket: docker-py's file object, the socket below it and the response that it came from."""
+    for part in (getattr(lifeline, "_response", None), lifeline, getattr(lifeline, "_sock", None)):
+        if part is not None:
+            part.close()
+
+
 def said(error: BaseException) -> str:
     """Return what the engine said, on one line, at most 500 characters."""
     text = str(getattr(error, "explanation", None) or error)
@@ -101,7 +130,7 @@ def advice(text: str, no_engine: str) -> str:
         ("bind source path does not exist", "The engine does not see that path: is it on another host?"),
         ("No such image", "`doit image` fetches it."),
         (
-            "stat .*no such file|executable file not found",
+            "stat .*no such file|executable file not found|exec .* failed: No such",
             "The image lacks the interpreter: python=PATH inside the image.",
         ),
         ("no space left", "Free the engine's disk (docker system df)."),

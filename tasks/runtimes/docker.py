@@ -35,9 +35,21 @@ from tasks.runtimes import (
     Job,
     is_orphan,
     parse_owner,
+    start_time,
     this_owner,
 )
-from tasks.runtimes.container import LABEL, TARGETS, advice, give_back, labels, network, rootless, said
+from tasks.runtimes.container import (
+    LABEL,
+    TARGETS,
+    advice,
+    end_without_engine,
+    give_back,
+    hang_up,
+    labels,
+    network,
+    rootless,
+    said,
+)
 from tasks.verdict import Reason
 
 if TYPE_CHECKING:
@@ -89,12 +101,14 @@ class Docker:
         )
 
     def available(self) -> Reason | None:
-        """Return why no container can be started: no engine, no permission, no image."""
+        """Return why no container can be started: no engine, no permission, the bound image not there."""
         from docker.errors import DockerException, ImageNotFound
 
         try:
             with self.client() as client:
-                client.images.get(self.image)
+                client.ping()
+                if self.image:  # else nothing is bound yet: `resolve` says what about the image
+                    client.images.get(self.image)
         except ImageNotFound:
             text = f"{self.image} is not on the engine at {self.host}. `doit image` fetches it."
             return Reason("image", self.image, text)
@@ -133,12 +147,12 @@ class Docker:
                 started = True
                 try:
                     state, asked = self._watch(container, job, stop=stop, poll=poll)
-                    return self._judge(client, job, state, asked, engine)
+                    return self._judge(client, container, job, state=state, asked=asked, engine=engine)
                 except _LostError as error:
                     return Ended(None, error.reason, str(error))
                 finally:
                     self._clear(client, container, job.folder)
-                    lifeline.close()
+                    hang_up(lifeline)
         except (DockerException, OSError) as error:
             if started:
                 return Ended(None, "engine_lost", said(error))
@@ -183,11 +197,12 @@ class Docker:
 
         options = self.options(client, job)
         while True:
-            container = client.containers.create(**options)
+            container, lifeline = client.containers.create(**options), None
             try:
                 lifeline = container.attach_socket(params={"stdin": 1, "stream": 1})
                 container.start()
             except BaseException as error:
+                hang_up(lifeline)
                 with contextlib.suppress(APIError):
                     container.remove(force=True, v=True)
                 if isinstance(error, APIError) and "rlimit" in str(error) and options.pop("ulimits", None):
@@ -205,20 +220,23 @@ class Docker:
         from docker.errors import APIError, DockerException, NotFound
 
         deadline, kill_at, asked = time.monotonic() + job.timeout_s + DEADLINE_MARGIN_S, float("inf"), ""
-        seen = time.monotonic()
+        seen, first = time.monotonic(), (0, "")  # pid of the container's first process, and its start time
         while True:
             try:
+                self.listener()  # as in client()
                 container.reload()
             except NotFound as error:
                 raise _LostError("killed", "the container was removed by somebody else") from error
             except (DockerException, OSError) as error:
                 if time.monotonic() > seen + (ENGINE_DYING_S if stop.is_set() else ENGINE_LOST_S):
-                    text = f"{self.host} does not answer any more: {said(error)}"
+                    text = f"{self.host} does not answer any more: {said(error)} {end_without_engine(*first)}"
                     raise _LostError("engine_lost", text) from error
             else:
                 seen, state = time.monotonic(), container.attrs["State"]
                 if state["Status"] in {"exited", "dead"}:
                     return state, asked
+                if not first[0] and self.engine_pid() is not None:
+                    first = (int(state["Pid"]), start_time(int(state["Pid"])) or "")
                 number = ""
                 if not asked and (stop.is_set() or seen > deadline):
                     asked, kill_at, number = ("stopped" if stop.is_set() else "deadline"), seen + STOP_S, "SIGTERM"
@@ -230,12 +248,24 @@ class Docker:
             poll()
             time.sleep(POLL_S)
 
-    def _judge(self, client: DockerClient, job: Job, state: dict[str, Any], asked: str, engine: int | None) -> Ended:
+    def _judge(
+        self,
+        client: DockerClient,
+        container: Container,
+        job: Job,
+        *,
+        state: dict[str, Any],
+        asked: str,
+        engine: int | None,
+    ) -> Ended:
         """Put the engine's final state into words; an unexplained 137 or 143 is first checked against the daemon."""
         rc, detail = int(state["ExitCode"]), str(state.get("Error") or "")
         if state.get("OOMKilled"):
             return Ended(rc, "oom", f"a process was killed for memory; the container's exit status is {rc}")
         record = files.read_json(job.folder / "exit.json")
+        if record is None and rc in {126, 127}:  # docker-init could not execute what it was given
+            last = container.logs(tail=5).decode("utf-8", "replace")
+            return Ended(None, "not_started", f"{' '.join(last.split())[:500]} {advice(last, self.remedy)}".strip())
         own = isinstance(record, dict) and record.get("reason") not in {"terminated", "runner_gone"}
         if asked or own or rc not in {137, 143}:
             return Ended(rc, asked or "exited", detail)
@@ -250,7 +280,7 @@ class Docker:
         from docker.errors import DockerException
 
         try:
-            return bool(client.ping()) and self.engine_pid() == engine
+            return self.engine_pid() == engine and bool(client.ping())
         except (DockerException, OSError):
             return False
 
@@ -273,6 +303,7 @@ class Docker:
         from docker.errors import DockerException
 
         with contextlib.suppress(DockerException, OSError):
+            self.listener()
             container.reload()
             if container.status not in {"exited", "dead"}:
                 container.stop(timeout=int(STOP_S))
@@ -281,6 +312,7 @@ class Docker:
             if not (folder / "exit.json").exists():
                 give_back(client, container)
         with contextlib.suppress(DockerException, OSError):
+            self.listener()
             container.remove(force=True, v=True)
 
     def collect_orphans(self) -> list[str]:

@@ -20,8 +20,9 @@ ErrorKind = Literal["infrastructure", "environment", "configuration", "change", 
 class Finding:
     """One known error, or an uncaught exception.
 
-    `line` counts from 1 and is that of its first occurrence; `echoes` counts the others (other ranks, Ray's
-    "repeated 7x"); `recovered`: the run got on after it (retried, or caught and only logged).
+    `line` counts from 1 and is that of its first occurrence; `echoes` counts the others (other ranks, Ray's "repeated
+    7x"), up to about 20,000 between two signs of progress; `recovered`: the run got on after it (retried, or caught and
+    only logged).
     """
 
     signature: str
@@ -44,6 +45,7 @@ class LogFacts:
     `last_step` is (i, N) of the last banner; N is what the run believes, not what was asked for.
     `workers_started`: the policy's workers began to be built; `workers_ready`, `setup_complete`: that they were, and
     all else too. `starts` counts set-ups and `step_resets` banners that went back: several runs in one log.
+    `import_lines`: the different "Skipping import." lines, each naming the conversion that was reused.
     `stale_weights`: a warning says that parameters kept values which are not the checkpoint's.
     """
 
@@ -72,6 +74,7 @@ class LogFacts:
     early_end: str | None = None
     done_line: int | None = None
     import_line: int | None = None
+    import_lines: tuple[str, ...] = ()
     stale_weights: bool = False
     warning_lines: dict[str, int] = field(default_factory=dict)
 

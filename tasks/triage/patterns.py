@@ -22,9 +22,9 @@ _c: Any = importlib.import_module("re._constants")
 
 SHORTEST_NEEDLE = 3  # characters; shorter ones are in every line
 MOST_NEEDLES = 12  # alternatives; with more the plain search is as good
-# Characters of a line that a user's pattern may see, by the power of that number that a failing search may cost:
-# about 10^8 steps at worst, under a second. Lines of a run are rarely longer than 1 KiB.
-LONGEST = {0: 16384, 1: 16384, 2: 16384, 3: 1024, 4: 256}
+# Characters of a line that a user's pattern may see, by the power of that number that a failing search may cost: about
+# a second on a line made for it. Lines of a run are rarely longer than 1 KiB.
+LONGEST = {0: 16384, 1: 16384, 2: 4096, 3: 512, 4: 128}
 
 
 @dataclass(frozen=True, slots=True)

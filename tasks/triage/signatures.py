@@ -16,7 +16,7 @@ from tasks.triage.patterns import needles
 
 Kind = Literal["infrastructure", "environment", "configuration", "change", "undecided", "warning"]
 KINDS = ("infrastructure", "environment", "configuration", "change", "undecided", "warning")
-FLAGS = ("transient", "symptom", "any_level")
+FLAGS = ("transient", "symptom", "wrapper", "any_level")
 FILE = Path(__file__).with_name("signatures.yaml")
 
 
@@ -32,6 +32,7 @@ class Signature:
     source: str
     transient: bool
     symptom: bool
+    wrapper: bool
     any_level: bool
 
 
@@ -83,5 +84,6 @@ def _signature(entry: dict[str, Any]) -> Signature:
         source=entry["source"],
         transient=bool(entry.get("transient")),
         symptom=bool(entry.get("symptom")),
+        wrapper=bool(entry.get("wrapper")),
         any_level=bool(entry.get("any_level")),
     )

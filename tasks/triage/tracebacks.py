@@ -66,6 +66,7 @@ class Group:
     blocks: list[Block] = field(default_factory=lambda: [Block()])
     known: bool = False  # a signature explains one of its lines
     last: int = 0  # the line that was read last
+    epoch: int = 0  # the reader's own mark, set while lines come
     idle: int = 0
     chained: bool = False
 
@@ -131,8 +132,7 @@ class Reader:
     def finish(self) -> list[Group]:
         """Close what is open: the log ended inside these tracebacks."""
         left = [g for g in self.open.values() if g.blocks[0].frames or g.blocks[0].text]
-        self.open.clear()
-        return left
+        return [self._close(group) for group in left]
 
     def _header(self, number: int, stream: str, before: str, group: Group | None) -> list[Group]:
         if group is not None and group.chained:

@@ -51,13 +51,17 @@ def test_unit_suite_files_exist(suite: levels.Suite) -> None:
     assert [p for p in suite.paths if not (RL / p).exists()] == []
 
 
-@pytest.mark.skipif("BRIDGE_REPO" not in os.environ, reason="BRIDGE_REPO is not set: no Bridge checkout to compare with")
+@pytest.mark.skipif(
+    "BRIDGE_REPO" not in os.environ, reason="BRIDGE_REPO is not set: no Bridge checkout to compare with"
+)
 @pytest.mark.parametrize("suite", [s for s in LEVELS.suites.values() if s.repo == "bridge"], ids=lambda s: s.name)
 def test_bridge_unit_suite_files_exist(suite: levels.Suite) -> None:
     assert [p for p in suite.paths if not (Path(os.environ["BRIDGE_REPO"]) / p).exists()] == []
 
 
-@pytest.mark.skipif("BRIDGE_REPO" not in os.environ, reason="BRIDGE_REPO is not set: no Bridge checkout to compare with")
+@pytest.mark.skipif(
+    "BRIDGE_REPO" not in os.environ, reason="BRIDGE_REPO is not set: no Bridge checkout to compare with"
+)
 def test_every_file_of_the_bridge_belongs_to_a_known_component() -> None:
     bridge = os.environ["BRIDGE_REPO"]
     listed = subprocess.run(["git", "-C", bridge, "ls-files", "-z"], check=True, capture_output=True, text=True).stdout

@@ -20,10 +20,12 @@ def differences(straight, resumed, first):
              (("straight", straight), ("resumed", resumed))}  # fmt: skip
     if steps["straight"] != steps["resumed"] or not steps["straight"]:
         raise LookupError(f"the runs have different steps from {first} on: {steps}")
-    return {
-        step: max(abs(resumed[tag][str(step)] - straight[tag][str(step)]) / max(abs(straight[tag][str(step)]), 1e-3) for tag in TAGS)
-        for step in sorted(steps["straight"])
-    }
+
+    def difference(tag, step):
+        wanted, found = straight[tag][str(step)], resumed[tag][str(step)]
+        return abs(found - wanted) / max(abs(wanted), 1e-3)
+
+    return {step: max(difference(tag, step) for tag in TAGS) for step in sorted(steps["straight"])}
 
 
 def main():

@@ -105,9 +105,7 @@ def train_step(config, policy, generation, step, timer):
         batch["prev"], batch["ref"] = logprobs
     with timer.time("policy_training"):
         metrics = policy.call("train", batch=batch)
-    samples = [
-        {"content": arithmetic.text(row), "reward": float(r)} for row, r in zip(batch["tokens"], rewards, strict=True)
-    ]
+    samples = [{"content": arithmetic.text(row), "reward": float(r)} for row, r in zip(batch["tokens"], rewards, strict=True)]
     return {
         **metrics,
         "reward": rewards.mean(),

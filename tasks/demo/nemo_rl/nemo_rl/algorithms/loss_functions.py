@@ -14,7 +14,7 @@ def token_logprobs(logits, tokens, prompt_length):
 def clipped_pg_loss(logits, batch, config):
     """Return loss, its gradient by the logits [B, T, V], and metrics.
 
-    `batch` has tokens [B, T], advantages [B], and mask, prev, gen, ref [B, R]: response mask and the three older log-probabilities.
+    `batch` has tokens [B, T], advantages [B], and [B, R] each: mask of the response, log-probabilities prev, gen, ref.
     """
     tokens, mask = batch["tokens"], batch["mask"]
     start = tokens.shape[1] - mask.shape[1]
@@ -36,7 +36,7 @@ def clipped_pg_loss(logits, batch, config):
         return float((values * mask).sum() / count)
 
     mismatch, kept = batch["gen"] - batch["prev"], mask > 0
-    return loss, gradient, {
+    metrics = {
         "loss": float(loss),
         "kl_penalty": mean(kl),
         "approx_entropy": mean(-(np.exp(logp) * logp).sum(-1)),
@@ -51,3 +51,4 @@ def clipped_pg_loss(logits, batch, config):
         "probs_ratio_clamped_min": float(clamped[kept].min(initial=high)),
         "probs_ratio_clamped_max": float(clamped[kept].max(initial=low)),
     }
+    return loss, gradient, metrics

@@ -47,10 +47,10 @@ class Worker:
             self._died(method)
 
     def _died(self, method):
-        status = self.process.wait(timeout=10)
+        status = self.process.wait(timeout=10)  # its pipe is closed: it is gone, or going
         self.stray.seek(0)
         self._print(self.stray.read())
-        raise WorkerDiedError(f"{self.name} died in {method} (exit status {status})")
+        raise WorkerDiedError(f"{self.name} died in {method} (exit status {status})") from None
 
     def finish(self, method="call"):
         """Wait for the answer to the oldest call and return it."""

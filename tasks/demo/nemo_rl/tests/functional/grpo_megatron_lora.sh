@@ -23,7 +23,7 @@ $PYTHON examples/run_grpo.py \
     data.shuffle=false \
     policy.megatron_cfg.peft.enabled=true \
     policy.megatron_cfg.peft.dim=8 \
-    policy.megatron_cfg.optimizer.lr=0.001 \
+    policy.megatron_cfg.optimizer.lr=0.002 \
     grpo.max_num_steps=3 \
     logger.tensorboard_enabled=true \
     logger.log_dir="$LOG_DIR" \

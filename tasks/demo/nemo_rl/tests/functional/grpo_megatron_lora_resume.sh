@@ -25,7 +25,7 @@ run() { # logs, steps, checkpoints, more overrides
         data.shuffle=false \
         policy.megatron_cfg.peft.enabled=true \
         policy.megatron_cfg.peft.dim=8 \
-        policy.megatron_cfg.optimizer.lr=0.001 \
+        policy.megatron_cfg.optimizer.lr=0.002 \
         logger.tensorboard_enabled=true \
         logger.log_dir="$1" \
         grpo.max_num_steps="$2" \

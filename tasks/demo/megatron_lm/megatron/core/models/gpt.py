@@ -1,7 +1,8 @@
 """A decoder in Megatron's layout, forward and backward by hand.
 
 linear_qkv holds, for each query group in turn, the rows of its queries, then its key, then its value.
-linear_fc1 holds the gate's rows, then the up-projection's. Shapes: B samples, T tokens, G groups, M queries a group, D head width.
+linear_fc1 holds the gate's rows, then the up-projection's.
+Shapes: B samples, T tokens, G groups, M queries a group, D head width.
 """
 
 from dataclasses import dataclass

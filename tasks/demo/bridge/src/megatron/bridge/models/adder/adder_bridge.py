@@ -22,9 +22,7 @@ class AdderBridge(MegatronModelBridge):
             ),
             DirectMapping(CORE + "self_attention.linear_proj.weight", weight=HF + "self_attn.o_proj.weight"),
             DirectMapping(CORE + "mlp.linear_fc1.layer_norm_weight", weight=HF + "post_attention_layernorm.weight"),
-            GatedMLPMapping(
-                CORE + "mlp.linear_fc1.weight", gate=HF + "mlp.gate_proj.weight", up=HF + "mlp.up_proj.weight"
-            ),
+            GatedMLPMapping(CORE + "mlp.linear_fc1.weight", gate=HF + "mlp.gate_proj.weight", up=HF + "mlp.up_proj.weight"),
             DirectMapping(CORE + "mlp.linear_fc2.weight", weight=HF + "mlp.down_proj.weight"),
             DirectMapping("decoder.final_layernorm.weight", weight="model.norm.weight"),
             DirectMapping("output_layer.weight", weight="lm_head.weight"),

@@ -1,0 +1,292 @@
+"""The command line on miniature checkouts: what runs again, what is found again, what is never a Pass, what survives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import run_git
+from tests.miniature import Miniature
+
+
+@pytest.fixture
+def mini(tmp_path: Path) -> Miniature:
+    return Miniature(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def passed(tmp_path_factory: pytest.TempPathFactory) -> Miniature:
+    """A miniature whose level 0 has passed; tests that use it leave it passing."""
+    made = Miniature(tmp_path_factory.mktemp("passed"))
+    first = made.doit("level0")
+    assert first.rc == 0, first.out
+    return made
+
+
+def wait_for(condition, seconds=60.0):
+    """Wait until `condition` holds; a bounded poll, not a sleep that hopes."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.05)
+    pytest.fail("waited in vain")
+
+
+def test_a_good_change_passes_with_its_evidence(passed):
+    report = passed.report()
+    assert report["result"] == "Pass"
+    case = report["cases"][0]
+    assert case["steps"] == {"requested": 2, "reached": 2}
+    assert [c["verdict"] for c in case["checks"]] == ["Pass", "Pass"]
+    attempt = passed.workspace / case["attempts"][0]["path"]
+    assert {"spec.json", "run.log", "exit.json", "metrics.json", "checks.json", "verdict.json"} <= {
+        p.name for p in attempt.iterdir()
+    }
+    assert report["provenance"]["bridge"]["sha"] == run_git(passed.bridge, "rev-parse", "HEAD").strip()
+
+
+def test_nothing_runs_twice_and_a_cached_pass_is_shown_as_cached(passed):
+    again = passed.doit("level0")
+    assert again.rc == 0
+    assert not again.ran("run:level0.train")
+    assert again.case["cached"] is True
+    assert again.case["cached_from"]["attempt"] == again.case["attempts"][0]["id"]
+    assert again.out.rstrip().splitlines()[-2].startswith("Result: Pass - ")
+
+
+def test_ci_can_forbid_a_cached_pass(passed):
+    refused = passed.doit("level0", "require_executed=1")
+    assert refused.rc == 2
+    assert "require_executed=1" in refused.case["reasons"][0]["text"]
+
+
+def test_a_truncated_metrics_file_is_noticed_and_made_again(passed):
+    metrics = passed.workspace / passed.report()["cases"][0]["metrics"]
+    metrics.write_text("")
+    again = passed.doit("level0")
+    assert again.rc == 0
+    assert not again.ran("run:level0.train")
+    assert json.loads(metrics.read_text())["train/loss"]
+
+
+def test_a_changed_threshold_judges_again_without_running(passed):
+    original = passed.levels.read_text()
+    passed.levels.write_text(original.replace("< 1.05", "< 0.5"))
+    stricter = passed.doit("level0")
+    passed.levels.write_text(original)
+    assert stricter.rc == 1
+    assert not stricter.ran("run:level0.train")
+    assert "beyond the limit 0.5" in stricter.case["reasons"][0]["text"]
+    assert passed.doit("level0").rc == 0
+
+
+def test_a_documentation_change_runs_nothing(passed):
+    (passed.bridge / "docs/guide.md").write_text("other text\n")
+    again = passed.doit("level0")
+    run_git(passed.bridge, "checkout", "-q", ".")
+    assert again.rc == 0
+    assert not again.ran("run:level0.train")
+    assert again.report["provenance"]["bridge"]["dirty"] == ["M docs/guide.md"]
+
+
+def test_a_b_a_finds_the_earlier_pass(passed):
+    mapping = passed.bridge / "src/megatron/bridge/mapping.py"
+    mapping.write_text("FACTOR = 1.5\n")
+    broken = passed.doit("level0")
+    assert broken.rc == 1
+    assert broken.ran("run:level0.train")
+    assert "1.5" in broken.case["reasons"][0]["text"]
+    run_git(passed.bridge, "checkout", "-q", ".")
+    back = passed.doit("level0")
+    assert back.rc == 0
+    assert not back.ran("run:level0.train")
+
+
+def test_changed_evidence_is_not_believed(passed):
+    log = passed.workspace / passed.report()["cases"][0]["attempts"][0]["path"] / "run.log"
+    log.write_text(log.read_text() + "one more line\n")
+    again = passed.doit("level0")
+    assert again.rc == 0
+    assert again.ran("run:level0.train")
+
+
+def test_fresh_ignores_an_earlier_pass(passed):
+    again = passed.doit("level0", "fresh=1")
+    assert again.rc == 0
+    assert again.case["cached"] is False
+
+
+def test_why_names_the_file(passed):
+    (passed.bridge / "src/megatron/bridge/new_model.py").write_text("x = 1\n")
+    told = passed.doit("why", "level0.train")
+    (passed.bridge / "src/megatron/bridge/new_model.py").unlink()
+    assert "A src/megatron/bridge/new_model.py" in told.out
+    assert "run:level0.train: stale" in told.out
+    assert "run:level0.train: fresh" in passed.doit("why", "level0.train").out
+
+
+# Each way to look like a Pass without being one, with the words that say what it was.
+@pytest.mark.parametrize(
+    ("mode", "verdict", "rc", "words"),
+    [
+        ("early", "Fail", 1, "target step not reached: 1 of 2"),
+        ("nan", "Fail", 1, "NaN at step 2"),
+        ("noevents", "Fail", 1, "no evidence"),
+        ("skip", "Blocked", 2, "skipped itself"),
+        ("teardown", "Fail", 1, "teardown: steps 2/2, metrics ok"),
+    ],
+)
+def test_what_only_looks_like_a_pass(passed, mode, verdict, rc, words):
+    done = passed.doit("level0", f"run.mode={mode}")
+    assert done.rc == rc, done.out
+    assert done.case["verdict"] == verdict
+    assert words in " ".join(r["text"] for r in done.case["reasons"])
+    assert done.case["command"][-1] == f"run.mode={mode}"
+
+
+def test_a_worker_that_imports_another_bridge_is_found(mini):
+    other = mini.home / "other/megatron/bridge"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("")
+    (other / "mapping.py").write_text("FACTOR = 1.0\n")
+    (mini.nemo_rl / "train.py").write_text(
+        f"import sys; sys.path.insert(0, {str(mini.home / 'other')!r})\n" + (mini.nemo_rl / "train.py").read_text()
+    )
+    done = mini.doit("level0")
+    assert done.rc == 1
+    assert "not from the tree under test" in done.case["reasons"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("break_it", "rc", "task", "words"),
+    [
+        (lambda m: (m.bridge / "src/megatron/bridge/__init__.py").write_text("def broken(:\n"), 1, "probe", "SyntaxError"),
+        (lambda m: (m.bridge / "tests/unit_tests/test_mapping.py").write_text(""), 2, "unit:mapping", "0 tests executed"),
+        (lambda m: (m.bridge / "tests/unit_tests/test_mapping.py").write_text("def test(): assert 0\n"), 1, "unit:mapping", "assert 0"),
+        (
+            lambda m: run_git(m.bridge, "mv", "tests/unit_tests/test_mapping.py", "tests/test_mapping.py"), 2,
+            "unit:mapping", "renamed to tests/test_mapping.py",
+        ),
+    ],
+)  # fmt: skip
+def test_an_earlier_stage_stops_the_case_and_is_named(mini, break_it, rc, task, words):
+    break_it(mini)
+    done = mini.doit("level0")
+    assert done.rc == rc, done.out
+    assert done.case["verdict"] == "Blocked"
+    assert done.case["reasons"][0]["kind"] == "dependency"
+    assert done.case["reasons"][0]["subject"] == task
+    assert words in done.out
+    assert mini.build.glob("*/attempts/level0.train/*")
+
+
+def test_the_checkouts_are_not_touched(passed):
+    for repo in (passed.bridge, passed.nemo_rl):
+        assert run_git(repo, "status", "--porcelain", "--ignored").replace("!! 3rdparty/\n", "") == ""
+
+
+def test_secrets_are_passed_and_never_written(mini):
+    done = mini.doit("level0", HF_TOKEN="hf_very_secret_value")
+    assert done.rc == 0, done.out
+    for path in mini.build.rglob("*"):
+        if path.is_file():
+            assert b"hf_very_secret_value" not in path.read_bytes(), path
+    assert "token ***" in (mini.attempts()[0] / "run.log").read_text()
+
+
+def test_after_sigkill_of_the_runner_nothing_goes_on_and_the_next_call_ends_well(mini):
+    runner = mini.start("level0", "run.mode=sleep")
+    wait_for(lambda: list(mini.build.glob("*/attempts/level0.train/*/started")))
+    attempt = mini.attempts()[0]
+    runner.kill()
+    runner.wait()
+    ended = wait_for(lambda: (attempt / "exit.json").exists() and json.loads((attempt / "exit.json").read_text()))
+    assert ended["reason"] == "runner_gone"
+    assert mini.doit("level0").rc == 0
+
+
+@pytest.mark.parametrize(("number", "rc"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_stops_the_run_within_seconds_and_leaves_a_report(mini, number, rc):
+    runner = mini.start("level0", "run.mode=sleep")
+    wait_for(lambda: list(mini.build.glob("*/attempts/level0.train/*/started")))
+    told = time.monotonic()
+    runner.send_signal(number)
+    out, _ = runner.communicate(timeout=60)
+    assert time.monotonic() - told < 30
+    assert runner.returncode == rc, out
+    assert mini.report()["result"] == "Blocked"
+    assert "Result: Blocked" in out
+
+
+def test_two_runs_at_once_wait_for_each_other_and_both_are_right(mini):
+    first, second = mini.start("level0"), mini.start("level0")
+    outs = [process.communicate(timeout=200)[0] for process in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 0), outs
+    assert len(mini.attempts()) == 1  # the second found the first one's record
+
+
+def test_daemons_of_a_run_end_with_it(mini):
+    assert mini.doit("level0", "run.mode=daemon").rc in (0, 1)
+    tree = str(mini.attempts()[0])
+
+    def left() -> list[str]:
+        found = []
+        for pid in filter(str.isdecimal, os.listdir("/proc")):
+            try:
+                if tree.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                    found.append(pid)
+            except OSError:
+                continue
+        return found
+
+    wait_for(lambda: not left())
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("levle0",), "did you mean 'level0'?"),
+        (("level0", "runtim=local"), "did you mean runtime=?"),
+        (("level0", "bridge=/does/not/exist"), "no such directory"),
+        (("why", "level0.trian"), "level0.train"),
+        (("why",), "why what?"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_status_2(passed, words, text):
+    command = [
+        *passed.argv()[:3],
+        *words,
+        *(w for w in passed.argv()[3:] if w.split("=")[0] not in {x.split("=")[0] for x in words}),
+    ]
+    done = subprocess.run(
+        command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, env=passed.environment(), check=False
+    )
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert done.stdout.rstrip().splitlines()[-1].startswith("Result: Blocked - ")
+
+
+def test_without_checkouts_nothing_runs_and_the_error_says_how(passed):
+    done = subprocess.run(
+        [*passed.argv()[:3], "level0", "runtime=local"], cwd=Path(__file__).parent.parent, capture_output=True, text=True,
+        env=passed.environment(), check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "export BRIDGE_REPO=" in done.stderr
+
+
+def test_a_level_file_with_a_mistake_names_the_line(mini):
+    mini.levels.write_text(mini.levels.read_text().replace("step_tag", "x").replace("    cases:", "    caess:"))
+    done = mini.doit("level0")
+    assert done.rc == 2
+    assert "levels.yaml:" in done.out
+    assert "did you mean 'cases'" in done.out
