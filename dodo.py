@@ -3,8 +3,19 @@
 doit orders and selects; each stage is fresh by its record (tasks/pipeline.py), not by doit's database.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from tasks import invocation
 from tasks.console import Reporter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tasks.levels import Case
+    from tasks.pipeline import Stage
+
 
 PIPE = invocation.current()
 
@@ -21,12 +32,12 @@ DOIT_CONFIG = {
 }
 
 
-def _stage(stage, *needs):
+def _stage(stage: Stage, *needs: str) -> dict[str, Any]:
     """Make the doit task of a stage: up to date by its record, done by its action, an arrow to each stage it needs."""
     return {
         **({"basename": stage.kind, "name": stage.name} if stage.name else {"basename": stage.kind}),
         "actions": [(PIPE.do, [stage])],
-        "uptodate": [lambda task, values: PIPE.is_fresh(stage)],
+        "uptodate": [(PIPE.is_fresh, [stage])],
         "targets": PIPE.artefacts(stage.task),
         "file_dep": [file for need in needs for file in PIPE.artefacts(need)],
         "task_dep": list(needs),
@@ -34,35 +45,35 @@ def _stage(stage, *needs):
     }
 
 
-def task_image():
+def task_image() -> dict[str, Any]:
     """The pinned image, or the environment of the local interpreter."""
     return _stage(PIPE.image())
 
 
-def task_sync():
+def task_sync() -> dict[str, Any]:
     """Manifest, revision and frozen snapshot of Bridge, Core and NeMo-RL."""
     return {"actions": [(PIPE.do_sync, [])]}
 
 
-def task_probe():
+def task_probe() -> dict[str, Any]:
     """Where every interpreter of a run takes Bridge, Core and NeMo-RL from."""
     return _stage(PIPE.probe(), "image", "sync")
 
 
-def task_unit():
+def task_unit() -> Iterator[dict[str, Any]]:
     """Unit suites, no GPU."""
     for suite in PIPE.levels.suites.values():
         yield _stage(PIPE.unit(suite), "sync", "probe")
 
 
-def _case(case, first):
+def _case(case: Case, first: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     """Yield the three stages of a case."""
     yield _stage(PIPE.run(case), *first)
     yield _stage(PIPE.metrics(case), f"run:{case.id}")
     yield _stage(PIPE.check(case), f"metrics:{case.id}", f"run:{case.id}", first[0])
 
 
-def _group(prefix, case):
+def _group(prefix: str, case: Case) -> dict[str, Any]:
     """Make `rehearse:CASE` or `baseline:CASE` out of a case in that form."""
     return {
         "basename": prefix,
@@ -72,8 +83,8 @@ def _group(prefix, case):
     }
 
 
-def task_cases():
-    """Every case of every level, `doit level0`, `doit level2.noncolocated`, `doit vlm`; then rehearsals and baselines."""
+def task_cases() -> Iterator[dict[str, Any]]:
+    """Every case of every level: `doit level0`, `doit level2.noncolocated`, `doit vlm`; rehearsals and baselines."""
     for level in PIPE.levels.levels.values():
         suites = [f"unit:{name}" for name in level.suites]
         for case in level.cases:

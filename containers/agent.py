@@ -13,7 +13,6 @@ The agent is a child subreaper, so a daemon that double-forks is still found by 
 """
 
 # Descriptors and names as the kernel has them; the spec's paths stay strings:
-# ruff: noqa: PTH105, PTH118, PTH119, PTH120, PTH123, PTH208
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def _write_layer(
 
 
 def _parents(name: str) -> Iterator[str]:
-    while name := os.path.dirname(name):  # noqa: PTH120 - names inside an archive
+    while name := os.path.dirname(name):
         yield name
 
 

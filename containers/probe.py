@@ -1,8 +1,8 @@
-"""Import probe: which files does each interpreter of a run take the packages under test from?
+"""Import probe: the files that each interpreter of a run takes the packages under test from.
 
 `probe.py SPEC` runs inside the runtime, under the agent, exactly as a case does. SPEC is JSON:
-{"interpreters": {role: {"candidates": [path...], "mode": "import" | "locate", "modules": [...]}}, "timeout_s", "result"}
-Each role is asked in a process of its own with a time limit, and answers through a file, not through stdout, where
+{"interpreters": {role: {"candidates": [path], "mode": "import" | "locate", "modules": []}}, "timeout_s", "result"}
+Each role is asked in its own process with a time limit, and answers through a file, not through stdout, where
 libraries print. Roles that only locate never import: the driver's and the generation worker's environments lack
 Transformer Engine, and a failing import there says nothing about the change (NeMo-RL docker/Dockerfile, venvs.py).
 """
@@ -35,16 +35,21 @@ def look(mode: str, module: str) -> dict:
             "version": version if isinstance(version, str) else None,
             "namespace": [os.path.realpath(p) for p in getattr(parent, "__path__", [])],
         }
-    except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt of an import are findings, too
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
-        last = frames[-1] if frames else None
+    except BaseException as error:  # noqa: BLE001
+        frames = [
+            [os.path.realpath(f.filename), f.lineno, f.name]
+            for f in traceback.extract_tb(error.__traceback__)
+            if "importlib" not in f.filename and f.filename != __file__
+        ]
+        if isinstance(error, SyntaxError) and error.filename:  # the compiler has no frame in the file it read
+            frames.append([os.path.realpath(error.filename), error.lineno, "<module>"])
         return {
             "error": {
                 "type": type(error).__name__,
                 "text": str(error)[:2000],
                 "missing": getattr(error, "name", None) if isinstance(error, ImportError) else None,
-                "frame": [os.path.realpath(last.filename), last.lineno, last.name] if last else None,
-                "frames": [os.path.realpath(f.filename) for f in frames],
+                "frame": frames[-1] if frames else None,
+                "frames": [frame[0] for frame in frames],
             }
         }
 

@@ -1,4 +1,4 @@
-"""nemo-rl-e2e: does NeMo-RL still train with this Megatron-Bridge change?
+"""nemo-rl-e2e: whether NeMo-RL still trains with this Megatron-Bridge change.
 
 One concept a module; ARCHITECTURE.md has the order in which data flows through them. Nothing heavy is
 imported at module level: a no-op `doit level2` must stay near the cost of an empty `doit`.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tasks.levels import Case, Suite
     from tasks.pipeline import Outcome
 
+ATTEMPT_KEYS = ("id", "path", "rc", "reason", "started", "duration_s", "gpus")
 STAGES = ("image", "sync", "cpu", "probe", "probe-cpu", "probe-baseline")
 
 
@@ -74,7 +75,7 @@ def _stages(now: Invocation) -> dict[str, Any] | None:
     outcome = now.outcomes.get(last)
     if outcome is None:
         return {"verdict": "Blocked", "reasons": [_not_run(last).as_dict()], "cached": False}
-    bridge = now.revision("bridge")["path"] if "probe-baseline" != last else "the vendored Bridge"
+    bridge = now.revision("bridge")["path"] if last != "probe-baseline" else "the vendored Bridge"
     text = f"megatron.bridge, megatron.core and nemo_rl come from the trees under test ({bridge})"
     return {"verdict": "Pass", "reasons": [], "text": text, "cached": outcome.cached}
 
@@ -99,7 +100,9 @@ def provenance(now: Invocation) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for kind in ("bridge", "mcore", "nemo_rl"):
         known = read_json(now.workspace.artefact(kind)) if "sync" in now.outcomes else None
-        found[kind] = {k: v for k, v in (known or {"path": os.fspath(now.settings.checkout(kind))}).items() if k != "components"}
+        found[kind] = {
+            k: v for k, v in (known or {"path": os.fspath(now.settings.checkout(kind))}).items() if k != "components"
+        }
     image = now.outcomes.get("image")
     described = dict(image.record.artefact) if image and image.record else {}
     found["image"] = {k: v for k, v in described.items() if k not in ("verdict", "reasons")}
@@ -169,18 +172,20 @@ def _case(now: Invocation, case: Case) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "id": case.id, "level": case.level, "case": case.name, "title": case.title,
         "rehearsal": case.id.startswith("rehearse."), "verdict": verdict, "reasons": reasons, "cached": cached,
-        "attempts": [{k: t.get(k) for k in ("id", "path", "rc", "reason", "started", "duration_s", "gpus")} for t in tried],
+        "attempts": [{key: one.get(key) for key in ATTEMPT_KEYS} for one in tried],
         "steps": judged.get("steps") or {"requested": case.steps, "reached": 0},
         "checks": judged.get("checks") or [_unevaluated(expr) for expr in case.checks],
         "command": list(run.record.artefact.get("command", [])) if run and run.record else list(case.argv()),
         "metrics": f"{tried[-1]['path']}/metrics.json" if tried and judged else None,
         "baseline": baseline(now, case, verdict, judged),
         "model": case.model, "gpus_wanted": case.gpus, "first_error": judged.get("first_error"),
-        "class": judged.get("class"), "flaky": len(tried) > 1 and verdict == "Pass", "limitations": list(case.limitations),
+        "class": judged.get("class"), "flaky": len(tried) > 1 and verdict == "Pass",
+        "limitations": list(case.limitations),
     }  # fmt: skip
     if cached and run and run.record:
         entry["cached_from"] = {
-            "when": run.record.finished, "host": run.record.host, "gpus": list(run.record.gpus), "attempt": tried[-1]["id"]
+            "when": run.record.finished, "host": run.record.host, "gpus": list(run.record.gpus),
+            "attempt": tried[-1]["id"],
         }  # fmt: skip
     if case.quarantine:
         held = case.quarantine
@@ -205,7 +210,9 @@ def baseline(now: Invocation, case: Case, verdict: str, judged: Mapping[str, Any
         c["expr"] for c in judged.get("checks", [])
         if c["verdict"] == "Fail" and theirs.get(c["expr"], {}).get("value") == c["value"] and c["value"] is not None
     ]  # fmt: skip
-    word = {"Pass": "new", "Fail": "pre-existing", "Blocked": "environment"}.get(str(known.artefact["verdict"]), "unknown")
+    word = {"Pass": "new", "Fail": "pre-existing", "Blocked": "environment"}.get(
+        str(known.artefact["verdict"]), "unknown"
+    )
     text = {
         "new": "the vendored Bridge passes: the failure is new with this change",
         "pre-existing": "the vendored Bridge fails, too" + (f", with the same value: {same[0]}" if same else ""),

@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import tempfile
-import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from tasks.runtimes import Job, Mount
 from tasks.settings import ROOT
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Mapping, Sequence
 
     from tasks.cpu import CpuEnvironment
@@ -45,7 +45,7 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where attempts run: the runtime, the interpreter as it sees it, the image, and the CPU stand-ins if it has them."""
+    """Where attempts run: the runtime, the interpreter as it sees it, the image, the CPU stand-ins if it has them."""
 
     runtime: Runtime
     interpreter: str

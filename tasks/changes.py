@@ -1,9 +1,10 @@
 """What differs between a revision and a working tree, down to the Python definitions whose code is another.
 
-Thin around git (read only: no index refresh, no programs of the checkout's configuration), pure where Python is compared. A rename
-counts as the old path and the new one. A Python file whose syntax tree is the same without comments, layout and
-docstrings cannot run differently; it is reported with the reason why it calls for nothing. Where that cannot be shown
-(a syntax error, a file that reads docstrings at run time, another mode) the file counts as changed.
+Thin around git (read only, on a copy of the index, since `git diff` rewrites a stale one whatever GIT_OPTIONAL_LOCKS
+says; no programs that the checkout names), pure where Python is compared. A rename counts as the old path and the new
+one. A Python file whose syntax tree is the same without comments, layout and docstrings cannot run differently; it is
+reported with the reason why it calls for nothing. Where that cannot be shown (a syntax error, a file that reads
+docstrings at run time, another mode) the file counts as changed.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
 MAINS = ("origin/main", "upstream/main", "main", "origin/master", "master")
 """Where the Bridge's main branch may be, first found counts."""
@@ -58,7 +61,7 @@ def changed(repo: Path, since: str | None = None, until: str | None = None) -> t
         raise UserError(f"{repo}: not a git repository of its own (git answers for {top}); name the checkout's root")
     base = _revision(repo, since) if since else merge_base(repo)
     ends = [base, _revision(repo, until)] if until else [base]
-    raw = _git(
+    raw = _read(
         repo,
         "diff",
         "--raw",
@@ -74,7 +77,7 @@ def changed(repo: Path, since: str | None = None, until: str | None = None) -> t
     blobs = _Blobs(repo, [sha for _, _, old, new, _, path in entries if path.endswith(".py") for sha in (old, new)])
     result = [_change(repo, entry, blobs, work_tree=until is None) for entry in entries]
     if until is None:
-        others = _git(repo, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
+        others = _read(repo, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
         result += [Change(path, "untracked") for path in others if path]
     return tuple(sorted(set(result), key=lambda c: (c.path, c.status)))
 
@@ -193,7 +196,7 @@ def _submodule(folder: Path, old: str, new: str) -> str:
     if not (folder / ".git").exists():
         return "not checked out"
     head = _git(folder, "rev-parse", "HEAD").strip()
-    dirty = [p for p in _git(folder, "diff", "--name-only", "-z", "HEAD", "--").split("\0") if p]
+    dirty = [p for p in _read(folder, "diff", "--name-only", "-z", "HEAD", "--").split("\0") if p]
     dirty += [p for p in _git(folder, "ls-files", "-z", "--others", "--exclude-standard").split("\0") if p]
     words = [f"{old[:9]} to {head[:9]}"] if head != old else []
     if dirty:
@@ -212,16 +215,28 @@ def _revision(repo: Path, name: str) -> str:
         raise UserError(f"{repo}: no commit {name!r} in this repository{hint}") from None
 
 
+def _read(repo: Path, *arguments: str) -> str:
+    """Run a git command that looks at the working tree, on a copy of the index."""
+    index = repo / _git(repo, "rev-parse", "--git-path", "index").strip()
+    with tempfile.TemporaryDirectory(prefix="e2e-index-") as folder:
+        copy = Path(folder) / "index"
+        if index.exists():
+            shutil.copy2(index, copy)  # with its time: git tells a file changed in the same tick by it
+        return _run(repo, list(arguments), index=copy).decode("utf-8", "surrogateescape")
+
+
 def _git(repo: Path, *arguments: str) -> str:
     return _run(repo, list(arguments)).decode("utf-8", "surrogateescape")
 
 
-def _run(repo: Path, arguments: list[str], stdin: bytes | None = None) -> bytes:
+def _run(repo: Path, arguments: list[str], stdin: bytes | None = None, index: Path | None = None) -> bytes:
     """Run git without anything that writes to the checkout or starts programs that the checkout names."""
     argv = ["git", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false", "-C", os.fspath(repo), *arguments]
     env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         env.pop(name, None)
+    if index is not None:
+        env["GIT_INDEX_FILE"] = os.fspath(index)
     try:
         done = subprocess.run(argv, input=stdin, capture_output=True, timeout=GIT_TIMEOUT_S, check=False, env=env)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The command line on top of doit's: exit status 0, 1, 2, overrides without a value, signals, and runs by another name."""
+"""The command line on top of doit's: exit status 0, 1, 2, bare overrides, signals, and runs by another name."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from doit.exceptions import InvalidCommand, InvalidDodoFile, InvalidTask
 
 from tasks import invocation, settings
 from tasks.errors import UserError
-from tasks.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
+
+    from tasks.verdict import Verdict
 
 USAGE = """\
 doit level0 [name=value ...]     is NeMo-RL level 0 up to date for this Bridge? runs what is stale
@@ -67,7 +68,7 @@ class Run(DoitRun):  # type: ignore[misc]  # doit has no types
         except (KeyboardInterrupt, SystemExit) as end:
             code = end.code if isinstance(end, SystemExit) else 130
             return code if isinstance(code, int) else 2
-        except Exception as error:  # noqa: BLE001 - the command line's edge: a fault of ours, kept whole in a file
+        except Exception as error:  # noqa: BLE001
             return say_error(_internal(error))
         return self.status()
 
@@ -111,7 +112,7 @@ def _internal(error: Exception) -> UserError:
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
-    """Stop what runs: the runtime ends its job within seconds, then the exception ends doit, which writes the report."""
+    """Stop what runs: the runtime ends its job within seconds, the exception ends doit, which writes the report."""
     invocation.current().stop.set()
     if number == signal.SIGTERM:
         raise SystemExit(143)
@@ -140,7 +141,9 @@ class Demo(Run):
             checkouts = demo.make_faulty(home, fault)
         else:
             near = difflib.get_close_matches(fault, demo.FAULTS, n=1)
-            raise UserError(f"fault={fault}: unknown{f'; did you mean {near[0]}?' if near else ''} (doit demo fault=list)")
+            raise UserError(
+                f"fault={fault}: unknown{f'; did you mean {near[0]}?' if near else ''} (doit demo fault=list)"
+            )
         for name in ("MCORE_REPO", "NEMO_RL_IMAGE"):
             os.environ.pop(name, None)  # the demo is closed: nothing of the user's real set-up reaches it
         for name, value in {
@@ -149,7 +152,10 @@ class Demo(Run):
             doit_cmd.set_var(name, str(value))
         print("demo: generated miniature repositories, real computation, no statement about Megatron-Bridge or NeMo-RL")
         wanted = [word for word in names if not word.startswith("-")]
-        return [*(wanted or ["level0", "level1", "level2", "level3", "level6"]), *(w for w in names if w.startswith("-"))]
+        return [
+            *(wanted or ["level0", "level1", "level2", "level3", "level6"]),
+            *(w for w in names if w.startswith("-")),
+        ]
 
 
 class Changed(Run):

@@ -14,7 +14,6 @@ import stat
 import subprocess
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.errors import UserError
@@ -22,6 +21,7 @@ from tasks.files import read_json, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
 SCHEMA = 1
 # Files touched within this time before a scan are hashed again at the next one: coarse file systems (NFS, overlay on
@@ -118,10 +118,11 @@ def _entry(repo: Path, path: str, mode: str, exclude: Sequence[str], prefix: str
         yield full, mode
 
 
-def _hash(path: str, info: os.stat_result) -> str:
+def content_hash(path: str, info: os.stat_result) -> str:
+    """Return the hex SHA-256 of a file's content, or of a link's target."""
     if stat.S_ISLNK(info.st_mode):
         return hashlib.sha256(os.fsencode(os.readlink(path))).hexdigest()
-    with open(path, "rb") as source:  # noqa: PTH123 - 5,858 Path objects cost 20 ms
+    with open(path, "rb") as source:
         return hashlib.file_digest(source, "sha256").hexdigest()
 
 
@@ -176,7 +177,7 @@ def scan(kind: str, root: Path, cache: Path, exclude: Sequence[str] = ()) -> Man
         else:
             fresh = True
             try:
-                sha = _hash(full, info)
+                sha = content_hash(full, info)
             except OSError as error:
                 raise UserError(f"{full}: cannot be read: {error.strerror}") from error
         git_mode = "120000" if stat.S_ISLNK(info.st_mode) else "100755" if info.st_mode & 0o111 else "100644"

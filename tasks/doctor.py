@@ -38,7 +38,7 @@ class Finding:
 def examine(now: Invocation) -> list[Finding]:
     """Return all findings, in the order in which a run would meet them."""
     return [
-        *_checkouts(now), *_levels(now), *_image(now), _gpus(now), *_space(now), *_cache(now), *_secrets(),
+        *_checkouts(now), *_levels(now), *_image(now), _gpus(now), *_space(now), *_cache(), *_secrets(),
     ]  # fmt: skip
 
 
@@ -61,7 +61,9 @@ def _checkouts(now: Invocation) -> list[Finding]:
         vendored = now.settings.checkout("nemo_rl") / VENDORED
         if not (vendored / "src").is_dir():
             text = "the vendored Bridge is not checked out: no baseline can be run"
-            found.append(Finding("note", "vendored", text, "git submodule update --init --recursive in the NeMo-RL checkout"))
+            found.append(
+                Finding("note", "vendored", text, "git submodule update --init --recursive in the NeMo-RL checkout")
+            )
         demo = workspace.of(now.settings).demo
     except UserError:
         return found
@@ -103,7 +105,12 @@ def _gpus(now: Invocation) -> Finding:
     text = seen.problem or "0 GPUs"
     if wanted == 0:
         return Finding("ok", "gpus", f"{text}; this levels file needs none")
-    return Finding("bad", "gpus", f"{text}; levels need {wanted} or more", "rehearsals and CPU proofs need none: doit rehearse:CASE")
+    return Finding(
+        "bad",
+        "gpus",
+        f"{text}; levels need {wanted} or more",
+        "rehearsals and CPU proofs need none: doit rehearse:CASE",
+    )
 
 
 def _readable(now: Invocation) -> bool:
@@ -115,7 +122,7 @@ def _readable(now: Invocation) -> bool:
 
 def _space(now: Invocation) -> list[Finding]:
     found = []
-    places = {"disk": now.settings.build, "shm": Path("/dev/shm"), "tmp": Path("/tmp")}  # noqa: S108 - measured, not used
+    places = {"disk": now.settings.build, "shm": Path("/dev/shm"), "tmp": Path("/tmp")}
     for subject, path in places.items():
         at = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
         free = shutil.disk_usage(at).free
@@ -124,16 +131,27 @@ def _space(now: Invocation) -> list[Finding]:
         if free >= least:
             found.append(Finding("ok", subject, text))
         else:
-            remedy = "build=PATH on a larger disk" if subject == "disk" else "the docker runtime asks for 64 GiB of its own"
+            remedy = (
+                "build=PATH on a larger disk" if subject == "disk" else "the docker runtime asks for 64 GiB of its own"
+            )
             state = "bad" if subject == "disk" and free < 2 * GIB else "note"
-            found.append(Finding(state, subject, f"{text}, {least // GIB} GiB advised", remedy if subject != "tmp" else ""))
+            found.append(
+                Finding(state, subject, f"{text}, {least // GIB} GiB advised", remedy if subject != "tmp" else "")
+            )
     return found
 
 
-def _cache(now: Invocation) -> list[Finding]:  # noqa: ARG001 - one signature for all
-    home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")  # noqa: PTH111
+def _cache() -> list[Finding]:
+    home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
     if not Path(home).is_dir():
-        return [Finding("note", "hf cache", f"{home} does not exist: models are downloaded by the first run", "export HF_HOME=/large/disk")]
+        return [
+            Finding(
+                "note",
+                "hf cache",
+                f"{home} does not exist: models are downloaded by the first run",
+                "export HF_HOME=/large/disk",
+            )
+        ]
     models = len(list(Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").glob("models--*")))
     return [Finding("ok", "hf cache", f"{home}: {models} models")]
 
@@ -141,4 +159,6 @@ def _cache(now: Invocation) -> list[Finding]:  # noqa: ARG001 - one signature fo
 def _secrets() -> list[Finding]:
     present = environment.secret_names(os.environ)
     text = f"present: {', '.join(present)} (passed by name, never written down)" if present else "none set"
-    return [Finding("ok" if present else "note", "tokens", text, "" if present else "HF_TOKEN is needed for gated models")]
+    return [
+        Finding("ok" if present else "note", "tokens", text, "" if present else "HF_TOKEN is needed for gated models")
+    ]

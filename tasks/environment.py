@@ -17,7 +17,14 @@ PASSED = (
     "NEMO_RL_VENV_DIR", "NEMO_RL_PY_EXECUTABLES_SYSTEM", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
 )  # fmt: skip
 # Passed by name only: the agent takes them from its own environment and hides their values in the log.
-SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "NGC_API_KEY", "GITHUB_TOKEN", "AWS_SECRET_ACCESS_KEY")
+SECRETS = (
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+    "WANDB_API_KEY",
+    "NGC_API_KEY",
+    "GITHUB_TOKEN",
+    "AWS_SECRET_ACCESS_KEY",
+)
 # Folders of the host that a container must see at the same path.
 HOST_FOLDERS = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "MODEL_PATH")
 
@@ -45,12 +52,16 @@ def compose(
     """Return the complete environment of one attempt; all paths are those seen by the run.
 
     The private parts, each against a fault seen in real runs: HOME (functional scripts append to the global git
-    configuration), the conversion folder (an old conversion hides a broken import: "Skipping import."), Ray's folder and
+    configuration), the conversions (an old one hides a broken import: "Skipping import."), Ray's folder and
     no RAY_ADDRESS (a run joins a foreign cluster and dies with it), UV_NO_SYNC (`uv run` re-syncs and removes what
     PYTHONPATH put in place), byte code outside the trees.
     """
     folder = interpreter.rpartition("/")[0]
-    path = os.environ.get("PATH", os.defpath) if local else "/opt/nemo_rl_venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    path = (
+        os.environ.get("PATH", os.defpath)
+        if local
+        else "/opt/nemo_rl_venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    )
     environment = {
         "PATH": f"{folder}:{path}" if folder else path,
         "LANG": "C.UTF-8",

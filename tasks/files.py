@@ -24,8 +24,8 @@ def write_bytes(path: Path, data: bytes) -> None:
             out.write(data)
             out.flush()
             os.fsync(out.fileno())
-        os.chmod(temporary, 0o644)  # noqa: PTH101 - mkstemp gives 0600, and results are for others to read
-        os.replace(temporary, path)  # noqa: PTH105
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
     except BaseException:
         with_suppressed_unlink(temporary)
         raise
@@ -34,7 +34,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 def with_suppressed_unlink(name: str) -> None:
     """Remove `name` if it is still there."""
     try:
-        os.unlink(name)  # noqa: PTH108
+        os.unlink(name)
     except FileNotFoundError:
         return
 

@@ -56,14 +56,14 @@ class Invocation(Pipeline):
         return [os.fspath(self.workspace.artefact(*task.partition(":")[::2]))]
 
     def asked_for(self, prefix: str) -> Iterator[Case]:
-        """Yield the cases in their `prefix` form ("rehearse", "baseline"), if the command line speaks of them at all."""
+        """Yield the cases in their `prefix` form ("rehearse", "baseline") if the command line speaks of them."""
         if any(word.startswith(prefix) or word in ("list", "tabcompletion") for word in sys.argv[1:]):
             for case in self.levels.cases():
                 if prefix == "baseline" or (case.rehearsal and case.rehearsal.supported):
                     yield self.case(f"{prefix}.{case.id}")
 
-    def is_fresh(self, stage: Stage) -> bool:
-        """Return whether a record makes the stage fresh: doit's `uptodate`."""
+    def is_fresh(self, _task: object, _values: object, stage: Stage) -> bool:
+        """Return whether a record makes the stage fresh: doit's `uptodate`, which passes its task and values first."""
         try:
             return self.reuse(stage)
         except (UserError, OSError):
@@ -110,7 +110,12 @@ class Invocation(Pipeline):
         self.requested, self.planned = list(requested), list(planned)
         root = self.workspace.root
         self._held.enter_context(
-            records.lock(root / "lock", self.settings.wait_s, "one run a workspace", lambda t: self.tell("progress", "lock", text=t))
+            records.lock(
+                root / "lock",
+                self.settings.wait_s,
+                "one run a workspace",
+                lambda t: self.tell("progress", "lock", text=t),
+            )
         )
         if self.settings.runtime in ("docker", "podman") or any(t.startswith("run:rehearse") for t in self.planned):
             for line in self.collect_orphans():
@@ -162,6 +167,8 @@ def current() -> Invocation:
     if not _current:
         from doit import doit_cmd
 
-        flags = tuple(word for word in sys.argv[1:] if settings.is_override(word) and word[:1] in "~+" and "=" not in word)
-        _current.append(Invocation(settings.load(doit_cmd._CMDLINE_VARS or {}, flags)))  # noqa: SLF001 - get_var asks one by one
+        flags = tuple(
+            word for word in sys.argv[1:] if settings.is_override(word) and word[:1] in "~+" and "=" not in word
+        )
+        _current.append(Invocation(settings.load(doit_cmd._CMDLINE_VARS or {}, flags)))  # noqa: SLF001 - get_var asks one
     return _current[0]

@@ -43,7 +43,11 @@ def _evidence_digest(pipe: Pipeline, case: Case) -> str:
 def metrics_inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
     """Return what merging depends on: the attempt's files, where logs are, and the code that merges."""
     where = sha256_json({"logs": case.logs, "also": dict(case.also_logs)})
-    return {"run": _evidence_digest(pipe, case), "where": where, "code": pipeline.code("tasks/metrics.py", "tasks/eventfiles.py")}
+    return {
+        "run": _evidence_digest(pipe, case),
+        "where": where,
+        "code": pipeline.code("tasks/metrics.py", "tasks/eventfiles.py"),
+    }
 
 
 def merge(pipe: Pipeline, case: Case) -> Done:
@@ -52,7 +56,7 @@ def merge(pipe: Pipeline, case: Case) -> Done:
 
     folder = pipe.workspace.root / _last(pipe, case)["path"]
     home = folder / "logs"
-    series: dict[str, dict[str, float]] = {}
+    series: dict[str, Mapping[str, float]] = {}
     files = []
     for prefix, where in {"": case.logs, **case.also_logs}.items():
         if where is None or not (home / where).is_dir():
@@ -143,7 +147,7 @@ def read_origins(folder: Path, roots: Mapping[str, str]) -> tuple[Origin, ...]:
             if not where:
                 continue  # looked for and not found, e.g. nemo_rl in a tool that does not need it
             root = roots[KIND_OF[module]].rstrip("/") + "/"
-            real = os.path.realpath(where) if os.path.exists(where) else where  # noqa: PTH110
+            real = os.path.realpath(where) if os.path.exists(where) else where
             expected = where.startswith(root) or real.startswith(os.path.realpath(root) + "/")
             found.add(Origin(module, where, note.get("process", "?"), expected))
     return tuple(sorted(found, key=lambda o: (o.expected, o.module, o.path, o.process)))
@@ -160,7 +164,9 @@ def foreign_conversion(folder: Path, case: Case, log: LogFacts | None) -> str | 
     ours = f"{folder.name}/work/conversions", "/e2e/attempt/work/conversions"
     with (folder / "run.log").open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            if "Skipping import." in line and not (case.conversion == "within_attempt" and any(p in line for p in ours)):
+            if "Skipping import." in line and not (
+                case.conversion == "within_attempt" and any(p in line for p in ours)
+            ):
                 return line.strip()
     return None
 
@@ -175,7 +181,9 @@ def judge(pipe: Pipeline, case: Case) -> Done:
     steps = {"requested": case.steps, "reached": decision.steps_reached}
     reasons = [r.as_dict() for r in decision.reasons]
     write_json(folder / "checks.json", checks)
-    write_json(folder / "verdict.json", {"case": case.id, "verdict": decision.verdict, "reasons": reasons, "steps": steps})
+    write_json(
+        folder / "verdict.json", {"case": case.id, "verdict": decision.verdict, "reasons": reasons, "steps": steps}
+    )
     first = log.first if log else None
     return pipeline.Done(
         {

@@ -15,7 +15,20 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tasks import attempts, cpu, digests, environment, gpus, images, levels, probe, provenance, records, snapshot, workspace
+from tasks import (
+    attempts,
+    cpu,
+    digests,
+    environment,
+    gpus,
+    images,
+    levels,
+    probe,
+    provenance,
+    records,
+    snapshot,
+    workspace,
+)
 from tasks.attempts import Place, Tree
 from tasks.errors import UserError
 from tasks.files import read_json, sha256_file, sha256_json, write_json
@@ -182,8 +195,8 @@ class Pipeline:
             path = self.settings.checkout(kind)
             if kind == "mcore" and not any(path.iterdir()):
                 raise UserError(
-                    f"{path} is empty: the submodule is not checked out; git -C {self.settings.bridge} submodule update "
-                    "--init --recursive (or name another Core with mcore=PATH)"
+                    f"{path} is empty: the submodule is not checked out; git -C {self.settings.bridge} submodule "
+                    "update --init --recursive (or name another Core with mcore=PATH)"
                 )
             exclude = (CORE_IN_BRIDGE,) if kind == "bridge" else ()
             found[kind] = digests.scan(kind, path, self.workspace.root / "cache" / f"{kind}.json", exclude)
@@ -224,7 +237,8 @@ class Pipeline:
             vendored = found["nemo_rl"].path / VENDORED
             if not (vendored / "src").is_dir():
                 raise UserError(
-                    f"{self.settings.nemo_rl}/{VENDORED} is empty: no baseline; git submodule update --init --recursive there"
+                    f"{self.settings.nemo_rl}/{VENDORED} is empty: no baseline; "
+                    "git submodule update --init --recursive there"
                 )
             part = found["nemo_rl"].components["vendored"]
             found["bridge"] = Tree("bridge", vendored, part, {"bridge": part, "bridge-tests": part})
@@ -261,7 +275,9 @@ class Pipeline:
             link.unlink(missing_ok=True)
             link.symlink_to(built.python.parent.parent.name)
         image = {"ref": "CPU environment", "digest": None, "id": built.digest}
-        return Place(choose("local", workspace=self.workspace.name), os.fspath(built.python), image, built, rehearsal=True)
+        return Place(
+            choose("local", workspace=self.workspace.name), os.fspath(built.python), image, built, rehearsal=True
+        )
 
     def image(self) -> Stage:
         """Return the stage that names the image, or the environment of the local interpreter."""
@@ -279,7 +295,12 @@ class Pipeline:
                 **{kind: tree.components[kind] for kind, tree in trees.items()},
             }
 
-        return Stage(f"probe-{environment_name}" if environment_name else "probe", "", inputs, lambda: self._probe(environment_name, baseline=baseline))
+        return Stage(
+            f"probe-{environment_name}" if environment_name else "probe",
+            "",
+            inputs,
+            lambda: self._probe(environment_name, baseline=baseline),
+        )
 
     def place_of(self, environment_name: str) -> Place:
         """Return the place of an environment: "cpu" is the rehearsals', everything else the levels'."""

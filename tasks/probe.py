@@ -1,4 +1,4 @@
-"""Judge the import probe: does every interpreter of a run take Bridge, Core and NeMo-RL from the trees under test?
+"""Judge the import probe: every interpreter of a run must take Bridge, Core and NeMo-RL from the trees under test.
 
 The asking is done inside the runtime by containers/probe.py; here is what to ask and what an answer means. A wrong
 origin is Blocked (nothing about the change was seen), an exception raised by the Bridge's own code is Fail.
@@ -74,7 +74,9 @@ def _judge_module(
     error = found.get("error")
     if error is None:
         if found.get("path") is None:
-            text = f"{role}: {module} is a namespace without __init__.py: the tree at {roots[kind]} is not the one found"
+            text = (
+                f"{role}: {module} is a namespace without __init__.py: the tree at {roots[kind]} is not the one found"
+            )
             return Reason("origin", module, text), False
         if not _under(found["path"], roots[kind]):
             text = f"{role}: {module} comes from {found['path']}, expected below {roots[kind]}"

@@ -41,7 +41,9 @@ def dirty_files(repo: Path, exclude: tuple[str, ...] = (), prefix: str = "") -> 
     `git diff HEAD` omits untracked files and needs recursion for submodules (cases.md 57), so status is asked of each.
     """
     lines = []
-    records = iter(git(repo, "status", "--porcelain=v1", "-z", "--untracked-files=all", "--ignore-submodules=none").split("\0"))
+    records = iter(
+        git(repo, "status", "--porcelain=v1", "-z", "--untracked-files=all", "--ignore-submodules=none").split("\0")
+    )
     for record in records:
         if not record:
             continue
@@ -67,4 +69,3 @@ def revision(manifest: Manifest, exclude: tuple[str, ...] = ()) -> Revision:
     """Return the revision of the checkout that `manifest` was taken from."""
     branch = git(manifest.root, "rev-parse", "--abbrev-ref", "HEAD").strip()
     return Revision(head(manifest.root), branch, tuple(dirty_files(manifest.root, exclude)))
-

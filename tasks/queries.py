@@ -81,7 +81,9 @@ class Levels(Query):
             print(json.dumps(rows, indent=1, default=str))
             return 0
         if now.levels.warnings:
-            print(f"{len(now.levels.warnings)} remarks on checks that prove little: doit doctor --json", file=sys.stderr)
+            print(
+                f"{len(now.levels.warnings)} remarks on checks that prove little: doit doctor --json", file=sys.stderr
+            )
         shown = [
             (
                 r["id"] + (" (optional)" if r["optional"] else ""), f"{r['gpus']} GPU", f"{r['minutes']:g} min",
@@ -183,7 +185,9 @@ def explain(now: Invocation, stage: Stage) -> tuple[str, list[Reason]]:
     told = [Reason("last", stage.task, verdict), *(Reason(**r) for r in latest.artefact["reasons"])]
     proof = next(iter(latest.evidence), None)
     if proof:
-        told.append(Reason("evidence", proof, f"evidence: {now.workspace.root / proof} and {len(latest.evidence) - 1} more"))
+        told.append(
+            Reason("evidence", proof, f"evidence: {now.workspace.root / proof} and {len(latest.evidence) - 1} more")
+        )
     if stage.kind in ("metrics", "check"):
         return "follows its run", told
     inputs = stage.inputs()
@@ -235,20 +239,29 @@ class Status(Query):
             if latest is not None:
                 steps = latest.artefact.get("steps") or {}
                 rows.append({
-                    "case": home.name, "verdict": latest.artefact["verdict"], "when": latest.finished, "host": latest.host,
+                    "case": home.name, "verdict": latest.artefact["verdict"], "when": latest.finished,
+                    "host": latest.host,
                     "steps": f"{steps.get('reached')}/{steps.get('requested')}",
                     "reason": latest.artefact["reasons"][0]["text"] if latest.artefact["reasons"] else "",
                 })  # fmt: skip
         holders = {}
-        for what, path in (("workspace", now.workspace.root / "lock"), ("gpus", now.settings.build / "leases" / "gpus.lock")):
+        for what, path in (
+            ("workspace", now.workspace.root / "lock"),
+            ("gpus", now.settings.build / "leases" / "gpus.lock"),
+        ):
             text = path.read_text(encoding="utf-8").strip() if path.exists() else ""
             holders[what] = text or "free"
+        busy = holders["workspace"] != "free"
         running = [
             os.fspath(folder) for folder in now.workspace.attempts.glob("*/*")
-            if not (folder / "exit.json").exists() and (folder / "spec.json").exists() and holders["workspace"] != "free"
+            if busy and not (folder / "exit.json").exists() and (folder / "spec.json").exists()
         ]  # fmt: skip
         if as_json:
-            print(json.dumps({"workspace": now.workspace.name, "cases": rows, "leases": holders, "running": running}, indent=1))
+            print(
+                json.dumps(
+                    {"workspace": now.workspace.name, "cases": rows, "leases": holders, "running": running}, indent=1
+                )
+            )
             return 0
         print(f"workspace {now.workspace.name}: {holders['workspace']}; GPUs: {holders['gpus']}")
         for folder in running:
@@ -273,7 +286,10 @@ class Doctor(Query):
         else:
             for finding in findings:
                 mark = {"ok": "ok     ", "note": "note   ", "bad": "BLOCKED"}[finding.state]
-                print(f"{mark} {finding.subject:14} {finding.text}" + (f"\n{'':23}-> {finding.remedy}" if finding.remedy else ""))
+                print(
+                    f"{mark} {finding.subject:14} {finding.text}"
+                    + (f"\n{'':23}-> {finding.remedy}" if finding.remedy else "")
+                )
         bad = [f for f in findings if f.state == "bad"]
         if not as_json:
             print(f"Result: {'Blocked' if bad else 'Pass'} - {f'{len(bad)} preconditions missing' if bad else 'ready'}")
@@ -326,9 +342,11 @@ class Test(Query):
             print(f"$ {' '.join(argv[1:])}", flush=True)
             if subprocess.run(argv, cwd=ROOT, check=False).returncode:
                 failed.append(argv[2])
-        print(f"Result: {'Fail' if failed else 'Pass'} - {', '.join(failed) + ' not content' if failed else 'lint, types and tests'}")
+        print(
+            f"Result: {'Fail' if failed else 'Pass'} - "
+            + (", ".join(failed) + " not content" if failed else "lint, types and tests")
+        )
         return 1 if failed else 0
-
 
 
 class Vendor(Query):

@@ -13,7 +13,6 @@ import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.errors import UserError
@@ -22,6 +21,7 @@ from tasks.verdict import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
 SCHEMA = 1
 
@@ -133,7 +133,9 @@ def lock(path: Path, wait_s: float, purpose: str, waiting: Callable[[str], None]
                     waiting(f"waiting for {owner}, which uses {path.parent.name} ({purpose})")
                     told = True
                 if time.monotonic() > deadline:
-                    raise UserError(f"{path}: still held by {owner} after {wait_s:.0f} s; wait=2h waits longer") from None
+                    raise UserError(
+                        f"{path}: still held by {owner} after {wait_s:.0f} s; wait=2h waits longer"
+                    ) from None
                 time.sleep(0.2)
         handle.seek(0)
         handle.truncate()

@@ -1,4 +1,4 @@
-"""Run a case: preflight, one attempt (and one more where its class allows it), and what it left; nothing is judged here.
+"""Run a case: preflight, one attempt (one more where its class allows it), and what it left; nothing is judged here.
 
 A run is reusable when its process ended by itself with rc 0: then only its evidence counts, and judging it anew costs
 a second. Any other end is run again at the next call.
@@ -79,7 +79,9 @@ def preflight(pipe: Pipeline, case: Case, place: Place) -> list[Reason]:
     ]
     free = shutil.disk_usage(pipe.workspace.root).free
     if free < 2 << 30:
-        reasons.append(Reason("disk", os.fspath(pipe.workspace.root), f"{free >> 20} MiB free, 2 GiB needed: build=PATH"))
+        reasons.append(
+            Reason("disk", os.fspath(pipe.workspace.root), f"{free >> 20} MiB free, 2 GiB needed: build=PATH")
+        )
     return reasons
 
 
@@ -137,14 +139,10 @@ def _command(pipe: Pipeline, case: Case, paths: Mapping[str, str], place: Place)
     )  # fmt: skip
 
 
-def _attempt(
-    pipe: Pipeline, case: Case, place: Place, trees: Mapping[str, Tree]
-) -> tuple[Attempt, dict[str, Any]]:
+def _attempt(pipe: Pipeline, case: Case, place: Place, trees: Mapping[str, Tree]) -> tuple[Attempt, dict[str, Any]]:
     """Execute once and collect; return the attempt and the plain facts that run.json keeps of it."""
     folder = attempts.new_folder(pipe.workspace.attempts, case.id)
-    attempt = pipe.perform(
-        place, trees, folder, f"run:{case.id}", lambda paths: _command(pipe, case, paths, place)
-    )
+    attempt = pipe.perform(place, trees, folder, f"run:{case.id}", lambda paths: _command(pipe, case, paths, place))
     missing = collect(case, folder, trees)
     damage = None if _bridge_is_intact(trees) else "the Bridge snapshot was changed while the case ran"
     roots = {kind: place.root(kind, folder, trees) for kind in pipeline.TREES}

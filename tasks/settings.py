@@ -1,4 +1,4 @@
-"""What the user asked for: command line, then environment, then site.yaml, then defaults; nothing else is read later."""
+"""What the user asked for: command line, then environment, then site.yaml, then defaults; read once."""
 
 from __future__ import annotations
 
@@ -163,14 +163,19 @@ def load(
 
     def path(name: str) -> Path | None:
         text = value(name)
-        return Path(os.path.abspath(os.path.expanduser(text))) if text else None  # noqa: PTH100, PTH111 - keeps links
+        return Path(os.path.abspath(os.path.expanduser(text))) if text else None
 
     runtime = value("runtime") or "docker"
     if runtime not in RUNTIMES:
         near = difflib.get_close_matches(runtime, RUNTIMES, n=1)
-        raise UserError(f"runtime={runtime}: choose {', '.join(RUNTIMES)}" + (f"; did you mean {near[0]}?" if near else ""))
+        raise UserError(
+            f"runtime={runtime}: choose {', '.join(RUNTIMES)}" + (f"; did you mean {near[0]}?" if near else "")
+        )
     timeout = value("timeout")
-    flag = lambda name: _flag(value(name) or "0", name)  # noqa: E731 - one word for six fields
+
+    def flag(name: str) -> bool:
+        return _flag(value(name) or "0", name)
+
     return Settings(
         build=path("build") or root / "build",
         levels=path("levels") or root / "levels.yaml",

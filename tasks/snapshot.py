@@ -36,11 +36,11 @@ def copy_file(source: str, target: str, entry: Entry) -> bool:
         os.symlink(link, target)
         return hashlib.sha256(os.fsencode(link)).hexdigest() == entry.sha
     digest = hashlib.sha256()
-    with open(source, "rb") as src, open(target, "wb") as dst:  # noqa: PTH123
+    with open(source, "rb") as src, open(target, "wb") as dst:
         while block := src.read(BLOCK):
             digest.update(block)
             dst.write(block)
-    os.chmod(target, 0o755 if entry.mode == "100755" else 0o644)  # noqa: PTH101
+    os.chmod(target, 0o755 if entry.mode == "100755" else 0o644)
     return digest.hexdigest() == entry.sha
 
 
@@ -53,14 +53,14 @@ def _fill(source: Path, target: Path, files: Mapping[str, Entry], earlier: Path 
         out = f"{target}/{path}"
         parent = out.rpartition("/")[0]
         if parent not in made:
-            os.makedirs(out if entry.mode == "160000" else parent, exist_ok=True)  # noqa: PTH103
+            os.makedirs(out if entry.mode == "160000" else parent, exist_ok=True)
             made.add(parent)
         if entry.mode == "160000":
-            os.makedirs(out, exist_ok=True)  # noqa: PTH103 - an empty submodule stays an empty folder
+            os.makedirs(out, exist_ok=True)
             continue
         try:
             if earlier and known.get(path) == [entry.mode, entry.sha]:
-                os.link(f"{earlier}/{path}", out, follow_symlinks=False)  # noqa: PTH200
+                os.link(f"{earlier}/{path}", out, follow_symlinks=False)
             elif not copy_file(f"{source}/{path}", out, entry):
                 wrong.append(path)
         except FileNotFoundError:
@@ -126,9 +126,7 @@ def is_sound(home: Path, digest: str) -> bool:
     return True
 
 
-def work_copy(
-    snapshot: Path, target: Path, include: Callable[[str], bool] = lambda _: True
-) -> None:
+def work_copy(snapshot: Path, target: Path, include: Callable[[str], bool] = lambda _: True) -> None:
     """Copy a snapshot to `target`, writable and unlinked: the tree one attempt runs in and may scribble over.
 
     Every file is hashed on the way; raises UserError if the snapshot is not what its manifest says.
@@ -140,7 +138,9 @@ def work_copy(
     target.mkdir(parents=True)
     wrong = _fill(snapshot, target, files, None)
     if wrong:
-        raise UserError(f"{snapshot}: {wrong[0]} is not what manifest.json says: remove {snapshot.parent} and call again")
+        raise UserError(
+            f"{snapshot}: {wrong[0]} is not what manifest.json says: remove {snapshot.parent} and call again"
+        )
 
 
 def has_content(home: Path) -> bool:
@@ -153,7 +153,7 @@ def has_content(home: Path) -> bool:
             if mode == "120000":
                 now = hashlib.sha256(os.fsencode(os.readlink(name))).hexdigest()
             else:
-                with open(name, "rb") as source:  # noqa: PTH123
+                with open(name, "rb") as source:
                     now = hashlib.file_digest(source, "sha256").hexdigest()
         except OSError:
             return False

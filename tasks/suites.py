@@ -1,4 +1,4 @@
-"""Unit suites: pytest in the interpreter of the policy worker, on frozen trees, judged by its JUnit file, not its status.
+"""Unit suites: pytest in the policy worker's interpreter, on frozen trees, judged by its JUnit file, not its status.
 
 Zero executed tests are never a Pass, whatever pytest's exit status says (5 for none collected, 0 for all skipped).
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 from tasks import attempts, pipeline
 from tasks.files import sha256_json
@@ -18,6 +17,7 @@ from tasks.verdict import Reason, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from tasks.levels import Suite
     from tasks.pipeline import Done, Pipeline
@@ -29,7 +29,7 @@ _OURS = ("megatron", "nemo_rl")
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a pytest JUnit file counts; `problems` are (test, first line of the message) of failed and erroneous ones."""
+    """What a pytest JUnit file counts; `problems` are (test, first line of message) of failed and erroneous ones."""
 
     tests: int
     failed: int
@@ -46,8 +46,8 @@ class Counts:
 def read_junit(path: Path) -> Counts | None:
     """Return the counts of a JUnit file, or None if it is missing, empty or not XML."""
     try:
-        root = ElementTree.parse(path).getroot()  # noqa: S314 - written by the pytest that we started
-    except (OSError, ElementTree.ParseError):
+        root = ET.parse(path).getroot()  # noqa: S314 - written by the pytest that we started
+    except (OSError, ET.ParseError):
         return None
     cases = list(root.iter("testcase"))
     problems = []
@@ -78,7 +78,9 @@ def decide(counts: Counts | None, exit_facts: Mapping[str, Any] | None, min_test
     if counts is None:
         return Verdict.BLOCKED, [Reason("no_tests", "pytest", f"0 tests executed: no JUnit file, pytest rc {rc}")]
     if counts.problems:
-        foreign = [m for _, line in counts.problems for m in [_MISSING.search(line)] if m and not m[1].startswith(_OURS)]
+        foreign = [
+            m for _, line in counts.problems for m in [_MISSING.search(line)] if m and not m[1].startswith(_OURS)
+        ]
         verdict = Verdict.BLOCKED if len(foreign) == len(counts.problems) else Verdict.FAIL
         shown = [Reason("test", name, f"{name}: {line}") for name, line in counts.problems[:20]]
         more = len(counts.problems) - len(shown)
@@ -161,4 +163,3 @@ def execute(pipe: Pipeline, suite: Suite) -> Done:
         else {"tests": counts.tests, "failed": counts.failed, "errors": counts.errors, "skipped": counts.skipped},
     }
     return pipeline.Done(artefact, verdict, tuple(reasons), reusable=verdict is Verdict.PASS, evidence=proof)
-

@@ -1,7 +1,7 @@
 """Copy the Bridge under test into NeMo-RL's vendored path, and take it back exactly: the one change of a checkout.
 
-What was there is moved aside, not overwritten; what is written is listed with its hash, and a path that differs from
-that list is somebody else's work: then nothing is touched. A `.git` entry stays where it is, so that git shows the truth.
+What was there is moved aside, not overwritten; what is written is listed with its hash, a path that differs from
+that list is somebody else's work: then nothing is touched. A `.git` entry stays where it is, so git shows the truth.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def vendor(now: Invocation) -> str:
     if state is None:
         where.kept.mkdir(parents=True)
         _note(where, "moving", {})
-        for entry in sorted(where.target.iterdir()):
-            if entry.name != ".git":
-                shutil.move(entry, where.kept / entry.name)
+        for own in sorted(where.target.iterdir()):
+            if own.name != ".git":
+                shutil.move(own, where.kept / own.name)
         _note(where, "writing", written)
     else:
         _note(where, "writing", {**state["written"], **written})
@@ -86,8 +86,8 @@ def undo(now: Invocation) -> str:
     if state["phase"] != "moving":
         _remove_written(where, state)
         _note(where, "moving", {})
-    for entry in sorted(where.kept.iterdir()):
-        shutil.move(entry, where.target / entry.name)
+    for own in sorted(where.kept.iterdir()):
+        shutil.move(own, where.target / own.name)
     where.kept.rmdir()
     where.state.unlink()
     return f"{where.target} is as it was"
@@ -113,7 +113,8 @@ def _refuse_dirty(now: Invocation, target: Path) -> None:
         dirty = [line for line in provenance.dirty_files(now.settings.checkout("nemo_rl")) if prefix in line]
     if dirty:
         raise UserError(
-            f"{target} has {len(dirty)} changes that are not ours, first {dirty[0]!r}: commit or stash them, then call again"
+            f"{target} has {len(dirty)} changes that are not ours, first {dirty[0]!r}: "
+            "commit or stash them, then call again"
         )
 
 
@@ -134,12 +135,14 @@ def _refuse_foreign(where: Place, state: dict[str, Any]) -> None:
     for path in sorted(_present(where.target)):
         entry = state["written"].get(path)
         if entry is None or not _is(where.target / path, Entry(*entry)):
-            raise UserError(f"{where.target / path}: changed or added after `doit vendor`; move it away, then call again")
+            raise UserError(
+                f"{where.target / path}: changed or added after `doit vendor`; move it away, then call again"
+            )
 
 
 def _is(path: Path, entry: Entry) -> bool:
     info = os.lstat(path)
-    return digests._hash(os.fspath(path), info) == entry.sha  # noqa: SLF001 - the one way content is hashed
+    return digests.content_hash(os.fspath(path), info) == entry.sha
 
 
 def _remove_written(where: Place, state: dict[str, Any]) -> None:

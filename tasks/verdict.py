@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from tasks.checks import CheckResult
     from tasks.metrics import EventFile
@@ -172,7 +172,9 @@ def _work_reasons(ask: Expectation, evidence: Evidence) -> list[Reason]:
     for tag in ask.real_work:
         values = evidence.series.get(tag, {}).values()
         if not values:
-            reasons.append(Reason("no_real_work", tag, f"{tag} was not logged: nothing shows that the run did real work"))
+            reasons.append(
+                Reason("no_real_work", tag, f"{tag} was not logged: nothing shows that the run did real work")
+            )
         elif all(is_finite(v) and v == 0 for v in values):
             reasons.append(Reason("no_real_work", tag, f"{tag} is 0 at every step: the run did no real work"))
     return reasons
@@ -295,7 +297,7 @@ def decide(ask: Expectation, evidence: Evidence) -> Decision:
 
 
 def _decide_bad_end(
-    ask: Expectation, evidence: Evidence, missing: list[Reason], decided: Any, *, complete: bool
+    ask: Expectation, evidence: Evidence, missing: list[Reason], decided: Callable[..., Decision], *, complete: bool
 ) -> Decision:
     """Decide a run whose process did not end by itself with rc 0."""
     exit_facts = evidence.exit or {}
@@ -325,8 +327,8 @@ def _decide_bad_end(
         return decided(Verdict.FAIL, *first, *in_bridge, end, *missing, failure_class="change")
     if facts is not None and ask.megatron and not facts.workers_started and ask.steps is not None:
         text = "ended before the policy workers were initialised: not evidence against the Bridge"
-        return decided(Verdict.BLOCKED, Reason("before_workers", "process", text), *first, end, failure_class="environment")
+        return decided(
+            Verdict.BLOCKED, Reason("before_workers", "process", text), *first, end, failure_class="environment"
+        )
     text = "the log does not tell whether the change or the environment did it; run the baseline: doit baseline:CASE"
-    return decided(
-        Verdict.FAIL, *first, end, *missing, Reason("undecided", "cause", text), failure_class="undecided"
-    )
+    return decided(Verdict.FAIL, *first, end, *missing, Reason("undecided", "cause", text), failure_class="undecided")

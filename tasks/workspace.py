@@ -6,10 +6,11 @@ import hashlib
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tasks.settings import Settings
 
 DEMO_MARKER = ".nemo-rl-e2e-demo"
@@ -18,7 +19,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """The folders of one workspace; `name` tells checkouts and runtime, `demo` whether a checkout is a generated one."""
+    """The folders of one workspace; `name` tells checkouts and runtime, `demo` whether a checkout is generated."""
 
     name: str
     root: Path

@@ -229,6 +229,7 @@ def test_history_compares_with_earlier_records() -> None:
 
 
 @given(st.lists(st.integers(0, 1), min_size=3, max_size=60))
+@settings(deadline=None)
 def test_more_bad_steps_never_turn_fail_into_pass(bad: list[int]) -> None:
     expr = 'ratio_above(data["a"], 1.0) <= 0.05'
     values = [2.0 if b else 0.5 for b in bad]

@@ -36,6 +36,9 @@ if args[:2] == ["-m", "venv"]:
     (bin / "python").write_text(pathlib.Path(sys.argv[0]).read_text())
     (bin / "python").chmod(0o755)
 elif args[:2] == ["-m", "pip"]:
+    fds = pathlib.Path("/proc/self/fd")
+    targets = [os.readlink(fd) for fd in fds.iterdir() if fd.is_symlink()]
+    print("pip holds the lock:", any(t.endswith("/build/lock") for t in targets), file=log.open("a"))
     print("Collecting torch==2.13.0")
     print("ERROR: no space left on device" if os.environ.get("FAKE_PIP") else "Installing collected packages: torch")
     sys.exit(int(os.environ.get("FAKE_PIP", "0")))
@@ -122,7 +125,7 @@ def test_second_build_does_nothing_and_says_nothing(tmp_path: Path, source: Path
         ("requirements.txt", ["venv", "pip", "models"]),
     ],
 )
-def test_an_edit_repeats_only_what_is_made_from_it(  # noqa: PLR0917 - fixtures
+def test_an_edit_repeats_only_what_is_made_from_it(
     tmp_path: Path, source: Path, python: Path, calls: Calls, changed: str, repeated: list[str]
 ) -> None:
     before = build(tmp_path, source, python)
@@ -180,7 +183,7 @@ def test_failed_pip_is_an_error_with_its_last_lines_and_is_tried_again(
 
 
 @pytest.mark.parametrize(("code", "said"), [("3", "a CUDA build; .*PIP_EXTRA_INDEX_URL"), ("1", "cannot be imported")])
-def test_packages_that_cannot_serve_are_refused(  # noqa: PLR0917 - fixtures
+def test_packages_that_cannot_serve_are_refused(
     tmp_path: Path, source: Path, python: Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str
 ) -> None:
     monkeypatch.setenv("FAKE_TORCH", code)
@@ -207,7 +210,13 @@ def test_second_builder_waits_says_so_and_gives_up_in_time(tmp_path: Path) -> No
         pass
 
 
-def test_two_builders_at_once_install_once(tmp_path: Path, source: Path, python: Path, calls: Calls) -> None:
+def test_two_builders_at_once_make_everything_once(
+    tmp_path: Path, source: Path, python: Path, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stand-ins, too: to freeze them again would pull them from under the run that the first builder started."""
+    frozen: list[Path] = []
+    freeze = cpu._freeze
+    monkeypatch.setattr(cpu, "_freeze", lambda place, *rest: (frozen.append(place), freeze(place, *rest)))
     results: list[cpu.CpuEnvironment] = []
     threads = [threading.Thread(target=lambda: results.append(build(tmp_path, source, python))) for _ in range(2)]
     for thread in threads:
@@ -217,6 +226,12 @@ def test_two_builders_at_once_install_once(tmp_path: Path, source: Path, python:
     assert len(results) == 2
     assert results[0] == results[1]
     assert calls() == ["venv", "pip", "models"]
+    assert len(frozen) == 1
+
+
+def test_pip_holds_the_lock_itself(tmp_path: Path, source: Path, python: Path) -> None:
+    build(tmp_path, source, python)
+    assert "pip holds the lock: True" in (tmp_path / "calls").read_text()
 
 
 def test_lock_outlives_a_killed_builder_while_its_pip_lives(tmp_path: Path) -> None:
@@ -262,8 +277,9 @@ def test_attempts_share_no_path_no_ray_and_no_device(tmp_path: Path, made: cpu.C
 
 @pytest.mark.parametrize("gpus", [0, 1, 2, 4])
 def test_fake_gpus_are_resources_and_the_tag_is_the_one_that_init_ray_computes(
-    tmp_path: Path, made: cpu.CpuEnvironment, gpus: int
+    tmp_path: Path, made: cpu.CpuEnvironment, gpus: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(cpu, "_tag", lambda _: 123_456)  # sorts between 1 and 2
     got = cpu.environment(made, tmp_path / "a", gpus=gpus)
     cpu.release(tmp_path / "a")
     resources = json.loads(got.env["RAY_OVERRIDE_RESOURCES"])

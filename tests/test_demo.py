@@ -416,7 +416,8 @@ def test_swapped_mapping_is_a_false_pass_of_the_level_3_script_that_only_the_rew
         ("wrong-scale", "bridge-mapping", 1, "test_round_trip_is_the_identity"),
         ("refit-raises", "bridge-mapping", 1, "test_round_trip_is_the_identity"),
         ("syntax-error", "bridge-provider", 2, "SyntaxError"),
-        ("zero-tests", "bridge-mapping", 5, "deselected"),
+        ("zero-tests", "bridge-provider", 5, "deselected"),
+        ("zero-tests", "bridge-mapping", 0, "1 skipped"),
         (
             "mapping-swapped",
             "bridge-mapping",

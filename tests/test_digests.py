@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.conftest import run_git
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks import digests
 from tasks.digests import Entry, digest_of, matches, scan
 from tasks.errors import UserError
+from tests.conftest import run_git
 
 FILES = {"src/a.py": "a = 1\n", "src/b.py": "b = 1\n", "docs/x.md": "x\n", "run.sh": "echo\n", ".gitignore": "*.log\n"}
 
@@ -65,8 +65,8 @@ def test_a_file_touched_just_before_the_scan_is_hashed_again(make_repo, tmp_path
     repo, cache = make_repo("r", FILES), tmp_path / "cache.json"
     scan("bridge", repo, cache)
     hashed = []
-    real = digests._hash
-    monkeypatch.setattr(digests, "_hash", lambda path, info: (hashed.append(path), real(path, info))[1])
+    real = digests.content_hash
+    monkeypatch.setattr(digests, "content_hash", lambda path, info: (hashed.append(path), real(path, info))[1])
     scan("bridge", repo, cache)
     assert len(hashed) == len(FILES)  # written within RACY_NS of the first scan: not trusted
     quiet(cache)
@@ -82,7 +82,7 @@ def test_a_touch_settles_after_one_rehash(make_repo, tmp_path, monkeypatch):
         os.utime(repo / path)
     scan("bridge", repo, cache)
     quiet(cache)
-    monkeypatch.setattr(digests, "_hash", lambda path, info: pytest.fail(f"{path} was hashed again"))
+    monkeypatch.setattr(digests, "content_hash", lambda path, info: pytest.fail(f"{path} was hashed again"))
     scan("bridge", repo, cache)
 
 

@@ -33,7 +33,9 @@ def test_a_lack_is_said_in_words(tmp_path, monkeypatch, script, wanted, words):
 
 
 def test_enough_is_no_reason_and_the_label_names_model_and_driver(tmp_path, monkeypatch):
-    fake(tmp_path, monkeypatch, f'case "$1" in -L) echo "{ONE.strip()}"; echo "{ONE.strip()}";; *) echo 580.82.07;; esac')
+    fake(
+        tmp_path, monkeypatch, f'case "$1" in -L) echo "{ONE.strip()}"; echo "{ONE.strip()}";; *) echo 580.82.07;; esac'
+    )
     seen = gpus.visible()
     assert gpus.lacking(2, seen) is None
     assert seen.label() == "2x NVIDIA H200, driver 580.82.07"

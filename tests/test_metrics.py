@@ -10,7 +10,6 @@ import random
 import tracemalloc
 from typing import TYPE_CHECKING
 
-import event_log
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 from tasks import crc32c, eventfiles, metrics, tfrecords
 from tasks.eventfiles import read_event_file
+from tests import event_log
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -207,7 +207,7 @@ def test_after_sigkill_of_the_runner_nothing_goes_on_and_the_next_call_ends_well
     wait_for(lambda: list(mini.build.glob("*/attempts/level0.train/*/started")))
     attempt = mini.attempts()[0]
     runner.kill()
-    runner.wait()
+    runner.communicate()
     ended = wait_for(lambda: (attempt / "exit.json").exists() and json.loads((attempt / "exit.json").read_text()))
     assert ended["reason"] == "runner_gone"
     assert mini.doit("level0").rc == 0

@@ -337,6 +337,16 @@ def test_nothing_in_the_checkout_is_run_or_written(make_repo: Callable[..., Path
     assert (repo / ".git/index").stat().st_mtime_ns == before
 
 
+def test_change_in_the_same_tick_as_the_index_is_seen(make_repo: Callable[..., Path]) -> None:
+    repo = make_repo("bridge", {"a.txt": "1"})
+    known = (repo / "a.txt").stat()
+    (repo / "a.txt").write_text("2")  # same size, and below the same time: only the content differs
+    os.utime(repo / "a.txt", ns=(known.st_atime_ns, known.st_mtime_ns))
+    run_git(repo, "config", "core.trustctime", "false")
+    os.utime(repo / ".git/index", ns=(known.st_mtime_ns, known.st_mtime_ns))
+    assert [c.path for c in changed(repo, "HEAD")] == ["a.txt"]
+
+
 def test_git_that_hangs_is_given_up(make_repo: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*_: object, **kwargs: float) -> None:
         raise subprocess.TimeoutExpired("git", kwargs["timeout"])

@@ -450,7 +450,7 @@ def test_a_container_that_does_not_start_is_blocked_with_a_remedy_and_removed(
         (exited(143), None, [True, FileNotFoundError()], "engine_lost"),
     ],
 )
-def test_what_an_engine_says_is_not_taken_at_face_value(  # noqa: PLR0917 - a table
+def test_what_an_engine_says_is_not_taken_at_face_value(
     engine: Callable[..., Docker],
     tmp_path: Path,
     final: dict[str, Any],

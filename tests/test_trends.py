@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.checks import Verdict, evaluate, parse
@@ -41,6 +41,7 @@ def holds(expr: str, values: list[float]) -> bool:
 
 
 @given(SERIES.filter(lambda series: max(series) > 0))
+@settings(deadline=None)
 def test_slope_is_that_of_polyfit(series: dict[int, float]) -> None:
     from_one = {step: value for step, value in series.items() if step >= 1}
     if len(from_one) < 2:
@@ -50,6 +51,7 @@ def test_slope_is_that_of_polyfit(series: dict[int, float]) -> None:
 
 
 @given(SERIES)
+@settings(deadline=None)
 def test_robust_slope_is_the_median_over_all_pairs(series: dict[int, float]) -> None:
     pairs = itertools.combinations(sorted(item for item in series.items() if item[0] >= 1), 2)
     slopes = [(v2 - v1) / (s2 - s1) for (s1, v1), (s2, v2) in pairs]
@@ -58,6 +60,7 @@ def test_robust_slope_is_the_median_over_all_pairs(series: dict[int, float]) -> 
 
 
 @given(SERIES)
+@settings(deadline=None)
 def test_mann_kendall_counts_pairs(series: dict[int, float]) -> None:
     values = np.array([series[step] for step in sorted(series)])
     score = float(np.sign(values[None, :] - values[:, None])[np.triu_indices(len(values), 1)].sum())
@@ -69,6 +72,7 @@ def test_mann_kendall_counts_pairs(series: dict[int, float]) -> None:
 
 
 @given(st.lists(FINITE, min_size=10, max_size=60))
+@settings(deadline=None)
 def test_trimmed_mean_leaves_out_both_ends(values: list[float]) -> None:
     cut = len(values) // 10
     expected = float(np.mean(np.sort(values)[cut : len(values) - cut]))

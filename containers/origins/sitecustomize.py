@@ -18,7 +18,7 @@ WATCHED = ("megatron.bridge", "megatron.core", "nemo_rl")
 class _Watch:
     """A finder that never finds: it notes what the ordinary path search is about to return."""
 
-    def find_spec(self, name, path=None, target=None):  # noqa: ANN001, ANN201, ARG002
+    def find_spec(self, name, path=None, target=None):  # noqa: ANN001, ANN202 - the protocol's, any Python
         if name in WATCHED:
             spec = None
             for finder in sys.meta_path:
@@ -27,7 +27,6 @@ class _Watch:
                     if spec is not None:
                         break
             _note(name, getattr(spec, "origin", None))
-        return None  # noqa: RET501 - the next finder answers
 
 
 def _note(name: str, origin: "str | None") -> None:

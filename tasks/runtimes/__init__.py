@@ -125,7 +125,7 @@ class Owner:
 def this_owner() -> Owner:
     """Return the identity of the calling process."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    namespace = os.readlink("/proc/self/ns/pid").strip("pid:[]")  # noqa: PTH115 - not a path, a label
+    namespace = os.readlink("/proc/self/ns/pid").strip("pid:[]")
     return Owner(boot, namespace, os.getpid(), start_time(os.getpid()) or "0")
 
 

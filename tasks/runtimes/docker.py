@@ -86,7 +86,7 @@ class Docker:
         self.image, self.workspace = image, workspace
         self.host = host or os.environ.get(self.host_variable) or self.default_host
 
-    def target(self, kind: str, host: Path) -> str:  # noqa: ARG002 - the protocol's
+    def target(self, kind: str, host: Path) -> str:
         """Return the fixed path of `kind` in the container; KeyError for an unknown kind."""
         return TARGETS[kind]
 

@@ -50,7 +50,7 @@ class Local:
 
     name = "local"
 
-    def target(self, kind: str, host: Path) -> str:  # noqa: ARG002 - the protocol's
+    def target(self, kind: str, host: Path) -> str:
         """Return `host`: a local job sees the host's own paths."""
         return str(host)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-import event_log
-
 from tasks import metrics
 from tasks.checks import Verdict, evaluate, parse
 from tasks.grammar import Call, Constant, Value
 from tasks.script_checks import read_checks, unresolved
 from tasks.weaknesses import weaknesses
+from tests import event_log
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -170,7 +170,7 @@ def _random(torch: Any) -> None:
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, generator)
 
-        def __call__(cls, device: Any = None) -> Any:  # noqa: ARG002 - every device is the CPU
+        def __call__(cls, device: Any = None) -> Any:
             return generator()
 
     torch.Generator = _AnyDevice("Generator", (), {"__module__": "torch"})

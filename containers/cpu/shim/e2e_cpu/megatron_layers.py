@@ -38,7 +38,7 @@ def apply(module: Any) -> None:
         def column_parallel_layer_norm_linear(self) -> type:
             return normed
 
-        def layer_norm(self, rms_norm: bool = False, for_qk: bool = False, has_residual: bool = False) -> type:  # noqa: ARG002
+        def layer_norm(self, rms_norm: bool = False, for_qk: bool = False, has_residual: bool = False) -> type:
             norm: type = WrappedTorchNorm
             return norm
 
@@ -97,7 +97,7 @@ def _attention() -> type:
     from torch.nn import functional
 
     class PlainDotProductAttention(DotProductAttention):  # type: ignore[misc]
-        def forward(  # noqa: PLR0917 - Core's signature
+        def forward(
             self,
             query: Any,
             key: Any,

@@ -36,7 +36,7 @@ def _attend(q: Any, k: Any, v: Any, scale: float, *, position: Any, length: Any,
     return torch.einsum("bhst,bthd->bshd", scores.softmax(-1), v.float()).to(q.dtype)
 
 
-def flash_attn_with_kvcache(  # noqa: PLR0917 - flash-attn's signature
+def flash_attn_with_kvcache(
     q: Any,
     k_cache: Any,
     v_cache: Any,
@@ -64,7 +64,7 @@ def flash_attn_with_kvcache(  # noqa: PLR0917 - flash-attn's signature
     )
 
 
-def flash_attn_varlen_func(  # noqa: PLR0917 - flash-attn's signature
+def flash_attn_varlen_func(
     q: Any,
     k: Any,
     v: Any,

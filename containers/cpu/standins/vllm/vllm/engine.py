@@ -54,7 +54,7 @@ class SamplingParams:
 class LLM:
     """An engine that sleeps, wakes, is refitted through its worker, and generates."""
 
-    def __init__(  # noqa: PLR0917 - vLLM's names; NeMo-RL passes keywords
+    def __init__(
         self,
         model: str,
         worker_extension_cls: str,
@@ -77,7 +77,7 @@ class LLM:
         if load_format != "dummy":  # vLLM reads the checkpoint here; NeMo-RL asks for it in evaluation only
             from safetensors.torch import load_file
 
-            self._model.load_weights(load_file(os.path.join(model, "model.safetensors")).items())  # noqa: PTH118
+            self._model.load_weights(load_file(os.path.join(model, "model.safetensors")).items())
         config = SimpleNamespace(
             model=model,
             max_model_len=max_model_len or self._config.max_position_embeddings,
@@ -98,18 +98,18 @@ class LLM:
     def collective_rpc(
         self,
         method: str,
-        timeout: float | None = None,  # noqa: ARG002 - one worker, called directly
+        timeout: float | None = None,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
         """Call `method` on the only worker."""
         return [getattr(self._worker, method)(*args, **(kwargs or {}))]
 
-    def sleep(self, level: int = 1) -> None:  # noqa: ARG002 - no device memory to give back
+    def sleep(self, level: int = 1) -> None:
         """Refuse to generate until the next wake_up."""
         self._asleep = True
 
-    def wake_up(self, tags: list[str] | None = None) -> None:  # noqa: ARG002
+    def wake_up(self, tags: list[str] | None = None) -> None:
         """Accept generate() again."""
         self._asleep = False
 
@@ -129,7 +129,7 @@ class LLM:
         self,
         prompts: list[dict[str, Any]],
         sampling_params: SamplingParams | list[SamplingParams],
-        use_tqdm: bool = False,  # noqa: ARG002
+        use_tqdm: bool = False,
     ) -> list[SimpleNamespace]:
         """Generate for all prompts; RuntimeError on a sleeping engine, as its weights may be gone in vLLM."""
         if self._asleep:

@@ -24,7 +24,7 @@ def test_round_trip_is_the_identity(kind, roles, rows):
     after = mapping.megatron_to_hf(mapping.hf_to_megatron(before, CONFIG), CONFIG)
     assert after.keys() == before.keys()
     for role in roles:
-        np.testing.assert_array_equal(after[role], before[role])
+        assert np.array_equal(after[role], before[role]), f"{role} does not come back as it went in"
 
 
 @pytest.mark.parametrize(("kind", "roles", "rows"), CASES)
