@@ -62,8 +62,8 @@ class Invocation(Pipeline):
                 if prefix == "baseline" or (case.rehearsal and case.rehearsal.supported):
                     yield self.case(f"{prefix}.{case.id}")
 
-    def is_fresh(self, _task: object, _values: object, stage: Stage) -> bool:
-        """Return whether a record makes the stage fresh: doit's `uptodate`, which passes its task and values first."""
+    def is_fresh(self, stage: Stage) -> bool:
+        """Return whether a record makes the stage fresh: doit's `uptodate`."""
         try:
             return self.reuse(stage)
         except (UserError, OSError):

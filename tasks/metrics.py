@@ -124,21 +124,28 @@ def find_event_files(log_dir: Path) -> list[Path]:
     """Return the event files below a folder (or the file itself), sorted by path.
 
     Names may hold any character (no glob is applied to the folder). Hidden folders are left out and links to folders
-    followed, each folder once, as Python's recursive glob does.
+    followed, each folder once, as Python's recursive glob does. A folder that cannot be listed is returned itself, so
+    that reading it reports it.
     """
     if log_dir.is_file():
         return [log_dir]
     found: list[Path] = []
-    seen: set[tuple[int, int]] = set()
-    for folder, subfolders, names in os.walk(log_dir, followlinks=True):
-        status = os.stat(folder)  # noqa: PTH116 - os.walk gives text
-        if (status.st_dev, status.st_ino) in seen:
+    unlisted: list[Path] = []
+    seen: set[str] = set()
+
+    def note(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            unlisted.append(Path(error.filename))
+
+    for folder, subfolders, names in os.walk(log_dir, followlinks=True, onerror=note):
+        real = os.path.realpath(folder)
+        if real in seen:
             subfolders.clear()
             continue
-        seen.add((status.st_dev, status.st_ino))
+        seen.add(real)
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         found += [Path(folder, name) for name in names if name.startswith("events") and "tfevents" in name[6:]]
-    return sorted(path for path in found if path.is_file())
+    return sorted([*unlisted, *(path for path in found if path.is_file())])
 
 
 def merge(log_dir: Path | Sequence[Path], *, conflicts_are_errors: bool = False) -> Merged:

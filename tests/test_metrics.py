@@ -207,6 +207,20 @@ def test_unreadable_file_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert metrics.merge(tmp_path).files[0].is_damaged
 
 
+def test_folder_that_cannot_be_listed_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    event_log.write(tmp_path / NAME, event_log.ramp("x", (1,)))
+    (tmp_path / "locked").mkdir()
+    listed = os.scandir
+
+    def locked(path: str) -> object:
+        if str(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", locked)
+    assert [file.path for file in metrics.merge(tmp_path).files if file.is_damaged] == [str(tmp_path / "locked")]
+
+
 def test_compressed_file_is_read_and_its_cut_reported(tmp_path: Path) -> None:
     data = gzip.compress(event_log.version() + b"".join(event_log.ramp("x", range(1, 200))))
     path = tmp_path / f"{NAME}.gz"

@@ -328,6 +328,12 @@ def test_bridge_frame_is_named_in_the_users_checkout(tmp_path: Path) -> None:
     assert found.root_error == "TypeError: isinstance() arg 2 must be a type"
 
 
+def test_path_prefixes_end_at_a_folder(tmp_path: Path) -> None:
+    found = facts(tmp_path, RAY_LOG.encode(), path_map={"/work/att": "/wrong", "": "/nowhere"})
+    assert found.bridge_frame is not None
+    assert found.bridge_frame.file == "/work/attempt/bridge/src/megatron/bridge/models/model_provider.py"
+
+
 def test_same_traceback_of_driver_and_worker_is_one_finding(tmp_path: Path) -> None:
     worker = "".join(f"{MEGATRON}{line}\n" for line in RAY_LOG.splitlines()[5:])
     found = facts(
@@ -389,7 +395,8 @@ def test_caught_import_errors_count_for_nothing(tmp_path: Path) -> None:
     )
     caught = "Import of FP8 from megatron.core failed with: " + body
     logged = "INFO:megatron.bridge.utils:import_utils.py:333: " + caught
-    found = facts(tmp_path, (caught + "\n" + logged + "\n" + SETUP + "\n").encode())
+    known = "Import of apex failed with: " + traceback("ModuleNotFoundError: No module named 'apex'", "/x/a.py")
+    found = facts(tmp_path, (caught + "\n" + logged + "\n" + known).encode())
     assert found.first is None
     assert found.findings == ()
     assert found.bridge_frame is None
