@@ -221,7 +221,7 @@ def _read(repo: Path, *arguments: str) -> str:
     with tempfile.TemporaryDirectory(prefix="e2e-index-") as folder:
         copy = Path(folder) / "index"
         if index.exists():
-            shutil.copyfile(index, copy)  # with its time: git tells a file changed in the same tick by it
+            shutil.copy2(index, copy)  # with its time: git tells a file changed in the same tick by it
         return _run(repo, list(arguments), index=copy).decode("utf-8", "surrogateescape")
 
 

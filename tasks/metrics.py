@@ -359,8 +359,9 @@ def _print_summary(merged: Merged, output_path: str | None) -> None:
     lines: Iterable[str] = [
         *(f"{file.path}: {file.scalars} scalars, steps {file.first_step} to {file.last_step}" for file in merged.files),
         *(
-            f"steps {o.first_step} to {o.last_step} are in {o.earlier} and in {o.later}: {o.conflicts} of {o.points} "
-            "points differ, the later file's were taken"
+            f"steps {o.first_step} to {o.last_step} are "
+            + (f"twice in {o.later}" if o.earlier == o.later else f"in {o.earlier} and in {o.later}")
+            + f": {o.conflicts} of {o.points} points differ, the later ones were taken"
             for o in merged.overlaps
         ),
     ]

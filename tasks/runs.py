@@ -114,9 +114,15 @@ def execute(pipe: Pipeline, case: Case) -> Done:
     last = tried[-1]
     clean = last["reason"] == "exited" and last["rc"] == 0 and last["damage"] is None
     return pipeline.Done(
-        {"attempts": tried, "command": list(argv(pipe, case))},
+        {"attempts": tried, "command": _as_run(pipe, tried[-1], case)},
         reusable=clean, evidence=proof, gpus=pipe.gpus.models[: case.gpus],
     )  # fmt: skip
+
+
+def _as_run(pipe: Pipeline, last: Mapping[str, Any], case: Case) -> list[str]:
+    """Return the exact command of an attempt, as its spec has it."""
+    spec = read_json(pipe.workspace.root / last["path"] / "spec.json") or {}
+    return list(spec.get("argv") or argv(pipe, case))
 
 
 def _command(pipe: Pipeline, case: Case, paths: Mapping[str, str], place: Place) -> Command:
