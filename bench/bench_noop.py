@@ -1,6 +1,6 @@
 """A no-op `doit level0` on trees of 5,858 files against an empty `doit`: interleaved, ratios of medians.
 
-    python bench/bench_noop.py [--rounds 9] [--json FILE]
+python bench/bench_noop.py [--rounds 9] [--json FILE]`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,12 @@ def main() -> int:
             times["ours"].append(measure(ours, ROOT, env))
             times["peer"].append(measure(peer, empty, env))
     ours_s, peer_s = (statistics.median(times[name]) for name in ("ours", "peer"))
-    row = {"bench": "no-op level on 5,858 files / empty doit", "ours_s": ours_s, "peer_s": peer_s, "ratio": ours_s / peer_s}
+    row = {
+        "bench": "no-op level on 5,858 files / empty doit",
+        "ours_s": ours_s,
+        "peer_s": peer_s,
+        "ratio": ours_s / peer_s,
+    }
     print(f"{row['bench']}: {ours_s:.3f} s / {peer_s:.3f} s = {row['ratio']:.2f}")
     if given.json:
         given.json.write_text(json.dumps([row]))

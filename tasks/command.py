@@ -168,7 +168,7 @@ class Changed(Run):
         from tasks import queries
 
         plan = queries.plan_now(invocation.current())
-        found = [row.level for row in plan.rows]
+        found = plan.tasks()
         if not found:
             print("Result: Pass - the change calls for no level")
             raise SystemExit(0)

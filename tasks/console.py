@@ -222,8 +222,8 @@ class Reporter:
             verdict = "" if outcome.verdict is Verdict.PASS and task.name.startswith("run:") else str(outcome.verdict)
             recorded = "recorded, reused" if outcome.cached else "recorded"
             self.face.show("done", task.name, text or recorded * (not verdict), verdict=verdict, cached=outcome.cached)
-        if outcome is None or not outcome.cached:
-            self.now.write_report()
+        if outcome is None or (outcome.record and not outcome.cached) or outcome.verdict is not Verdict.PASS:
+            self.now.write_report()  # not after sync, which is always done: a no-op call renders nothing
 
     def add_success(self, task: Task) -> None:
         """Show a finished task."""

@@ -57,6 +57,7 @@ class Manifest:
     digest: str
     files: Mapping[str, Entry]
     components: Mapping[str, str]
+    head: str = ""
 
     def as_dict(self) -> dict[str, list[str]]:
         """Return path -> [mode, sha], the form kept under manifests/ for `doit why`."""
@@ -68,26 +69,37 @@ def git(repo: Path, *args: str) -> str:
 
     Raises UserError when git is missing, hangs for a minute or refuses.
     """
+    return _read(_start(repo, *args), repo, args)
+
+
+def _start(repo: Path, *args: str) -> subprocess.Popen[bytes]:
     argv = ["git", "-C", str(repo), "-c", "core.fsmonitor=false", "-c", "safe.directory=*", *args]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     environment |= {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     try:
-        done = subprocess.run(argv, capture_output=True, timeout=GIT_TIMEOUT_S, check=False, env=environment)
+        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
     except FileNotFoundError as error:
         raise UserError("git is not on PATH: install git") from error
-    except subprocess.TimeoutExpired as error:
-        raise UserError(f"{' '.join(argv)}: no answer within {GIT_TIMEOUT_S} s") from error
-    if done.returncode:
-        raise UserError(f"{repo}: git {args[0]} failed: {os.fsdecode(done.stderr).strip() or done.returncode}")
-    return os.fsdecode(done.stdout)
 
 
-def require_repository(repo: Path) -> None:
-    """Raise UserError unless `repo` is the top of a git work tree with a commit."""
+def _read(process: subprocess.Popen[bytes], repo: Path, args: Sequence[str]) -> str:
+    with process:
+        try:
+            out, err = process.communicate(timeout=GIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            raise UserError(f"{repo}: git {args[0]} gave no answer within {GIT_TIMEOUT_S} s") from error
+    if process.returncode:
+        raise UserError(f"{repo}: git {args[0]} failed: {os.fsdecode(err).strip() or process.returncode}")
+    return os.fsdecode(out)
+
+
+def require_repository(repo: Path) -> str:
+    """Return the SHA of HEAD; raise UserError unless `repo` is the top of a git work tree with a commit."""
     if not os.path.lexists(repo / ".git"):
         raise UserError(f"{repo}: not the top of a git repository; the report must name a revision (git init, commit)")
     try:
-        git(repo, "rev-parse", "--verify", "-q", "HEAD")
+        return git(repo, "rev-parse", "--verify", "-q", "HEAD").strip()
     except UserError as error:
         raise UserError(f"{repo}: no commit yet (unborn HEAD), or not readable: commit once. {error}") from error
 
@@ -97,13 +109,16 @@ def list_files(repo: Path, exclude: Sequence[str] = (), prefix: str = "") -> Ite
 
     A submodule that is not checked out yields its path with mode "160000:<commit>". `exclude` names folders.
     """
-    for line in git(repo, "ls-files", "-s", "-z").split("\0"):
+    calls = (("ls-files", "-s", "-z"), ("ls-files", "-o", "-z", "--exclude-standard"))
+    tracked, untracked = (_start(repo, *call) for call in calls)  # side by side: each takes 5 to 15 ms
+    others = _read(untracked, repo, calls[1])
+    for line in _read(tracked, repo, calls[0]).split("\0"):
         if not line:
             continue
         meta, path = line.split("\t", 1)
         mode, sha, _ = meta.split(" ")
         yield from _entry(repo, path, f"160000:{sha}" if mode == "160000" else mode, exclude, prefix)
-    for path in git(repo, "ls-files", "-o", "-z", "--exclude-standard").split("\0"):
+    for path in others.split("\0"):
         if path:
             yield from _entry(repo, path.rstrip("/"), "160000:none" if path.endswith("/") else "", exclude, prefix)
 
@@ -150,7 +165,7 @@ def scan(kind: str, root: Path, cache: Path, exclude: Sequence[str] = ()) -> Man
     Raises UserError for a folder that is not a repository or a file that cannot be read. A file that changes while it
     is read gets the hash of what was read; the snapshot copy compares again.
     """
-    require_repository(root)
+    head = require_repository(root)
     started_ns = time.time_ns()
     old = read_json(cache) or {}
     known: dict[str, list[object]] = old.get("files", {}) if old.get("schema") == SCHEMA else {}
@@ -187,7 +202,7 @@ def scan(kind: str, root: Path, cache: Path, exclude: Sequence[str] = ()) -> Man
     gitlinks = {p: e.sha for p, e in files.items() if e.mode == "160000"}
     unchanged = not fresh and len(stats) == len(known) and old.get("gitlinks") == gitlinks
     if unchanged and old.get("kind") == kind:
-        return Manifest(kind, root, old["digest"], files, old["components"])
+        return Manifest(kind, root, old["digest"], files, old["components"], head)
     digest = digest_of(files)
     components = {
         name: digest_of(files, patterns)
@@ -199,7 +214,7 @@ def scan(kind: str, root: Path, cache: Path, exclude: Sequence[str] = ()) -> Man
         {"schema": SCHEMA, "kind": kind, "scanned_ns": started_ns, "digest": digest, "components": components,
          "gitlinks": gitlinks, "files": stats},
     )  # fmt: skip
-    return Manifest(kind, root, digest, files, components)
+    return Manifest(kind, root, digest, files, components, head)
 
 
 def difference(old: Mapping[str, Sequence[str]], new: Mapping[str, Sequence[str]]) -> list[str]:

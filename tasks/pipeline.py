@@ -180,7 +180,6 @@ class Pipeline:
 
     def sync(self) -> bool:
         """Scan the three checkouts, freeze them, and say what each is; always done, 50 ms when nothing changed."""
-        self.tree("nemo_rl")
         for kind in TREES:
             self.tree(kind)
             self.revision(kind)
@@ -204,21 +203,15 @@ class Pipeline:
 
     def tree(self, kind: str) -> Tree:
         """Return the frozen tree of "bridge", "mcore" or "nemo_rl"."""
-        if kind not in self._trees:
-            manifest = self.manifests[kind]
-            path = snapshot.take(manifest, self.workspace.snapshots)
-            self._trees[kind] = Tree(kind, path, manifest.digest, manifest.components)
-        return self._trees[kind]
-
-    @cached_property
-    def _trees(self) -> dict[str, Tree]:
-        return {}
+        manifest = self.manifests[kind]
+        path = snapshot.take(manifest, self.workspace.snapshots, verify=False)
+        return Tree(kind, path, manifest.digest, manifest.components)
 
     def revision(self, kind: str) -> Mapping[str, Any]:
         """Return what bridge.json (mcore.json, nemo_rl.json) says; git is asked only when digest or HEAD moved."""
         manifest, artefact = self.manifests[kind], self.workspace.artefact(kind)
         known = read_json(artefact) or {}
-        if known.get("digest") == manifest.digest and known.get("sha") == provenance.head(manifest.root):
+        if known.get("digest") == manifest.digest and known.get("sha") == manifest.head:
             return dict(known)
         exclude = (CORE_IN_BRIDGE,) if kind == "bridge" else ()
         fresh = {
@@ -229,6 +222,12 @@ class Pipeline:
         }
         write_json(artefact, fresh, only_if_changed=True)
         return fresh
+
+    def sound_trees(self, *, baseline: bool = False) -> dict[str, Tree]:
+        """Return the trees for an execution: a snapshot that was damaged since is made again first."""
+        for kind in TREES:
+            snapshot.take(self.manifests[kind], self.workspace.snapshots)
+        return self.trees(baseline=baseline)
 
     def trees(self, *, baseline: bool = False) -> dict[str, Tree]:
         """Return the trees of a run: those under test, or with the Bridge that NeMo-RL vendors."""
@@ -309,7 +308,7 @@ class Pipeline:
         return self.cpu_place
 
     def _probe(self, name: str, *, baseline: bool) -> Done:
-        place, trees = self.place_of(name), self.trees(baseline=baseline)
+        place, trees = self.place_of(name), self.sound_trees(baseline=baseline)
         folder = attempts.new_folder(self.workspace.attempts, f"probe-{name}" if name else "probe")
 
         def command(paths: Mapping[str, str]) -> attempts.Command:
@@ -357,7 +356,7 @@ class Pipeline:
         return {
             place.root(kind, folder, trees): os.fspath(self.manifests[kind].root)
             for kind in TREES
-            if self._trees.get(kind) is trees[kind]
+            if trees[kind].path.parent.parent == self.workspace.snapshots
         }
 
     # suites and cases: what to do is in suites.py, runs.py and judging.py ---------------------------------------------

@@ -68,4 +68,4 @@ def nested_repositories(repo: Path) -> list[str]:
 def revision(manifest: Manifest, exclude: tuple[str, ...] = ()) -> Revision:
     """Return the revision of the checkout that `manifest` was taken from."""
     branch = git(manifest.root, "rev-parse", "--abbrev-ref", "HEAD").strip()
-    return Revision(head(manifest.root), branch, tuple(dirty_files(manifest.root, exclude)))
+    return Revision(manifest.head, branch, tuple(dirty_files(manifest.root, exclude)))

@@ -117,15 +117,17 @@ class Plan(Query):
         if as_json:
             print(json.dumps(asdict(found), indent=1, default=str))
             return 0
+        for note in found.notes:
+            print(f"note: {note}")
         if not found.rows:
-            print("the change calls for no NeMo-RL level")
+            print(f"the change calls for no NeMo-RL level ({len(found.ignored)} paths do not reach one)")
         for row in found.rows:
             print(f"{row.level:10} {', '.join(row.cases)}  ({row.gpus} GPUs, {row.gpu_minutes:g} GPU minutes)")
             for reason in row.reasons[:8]:
                 print(f"             {reason}")
             if len(row.reasons) > 8:
                 print(f"             and {len(row.reasons) - 8} more paths")
-        print(f"total: {sum(row.gpu_minutes for row in found.rows):g} GPU minutes; doit changed runs it")
+        print(f"total: {found.gpu_minutes:g} GPU minutes; doit changed runs it")
         return 0
 
 

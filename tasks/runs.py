@@ -96,7 +96,7 @@ def execute(pipe: Pipeline, case: Case) -> Done:
     if reasons:
         verdict = Verdict.SKIPPED if case.optional else Verdict.BLOCKED
         return pipeline.Done({"attempts": []}, verdict, tuple(reasons), reusable=False)
-    trees = pipe.trees(baseline=name == "baseline")
+    trees = pipe.sound_trees(baseline=name == "baseline")
     tried: list[dict[str, Any]] = []
     with _gpu_lease(pipe, case, place):
         while True:

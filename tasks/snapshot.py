@@ -68,14 +68,16 @@ def _fill(source: Path, target: Path, files: Mapping[str, Entry], earlier: Path 
     return wrong
 
 
-def take(manifest: Manifest, folder: Path) -> Path:
+def take(manifest: Manifest, folder: Path, *, verify: bool = True) -> Path:
     """Return the path of the snapshot of `manifest` under `folder`, made if it is not there.
 
-    Raises TreeChangedError when the checkout changes meanwhile, UserError when the disk is full.
+    `verify=False` is for a call that only asks whether results are fresh: it looks for the finished snapshot, not
+    into it (6,000 files less to look at). Raises TreeChangedError when the checkout changes meanwhile, UserError when
+    the disk is full.
     """
     home = folder / f"{manifest.kind}-{manifest.digest[:20]}"
     tree = home / "tree"
-    if is_sound(home, manifest.digest):
+    if is_sound(home, manifest.digest) if verify else (home / "manifest.json").exists():
         return tree
     folder.mkdir(parents=True, exist_ok=True)
     earlier = max(

@@ -132,7 +132,7 @@ def execute(pipe: Pipeline, suite: Suite) -> Done:
     missing = missing_paths(pipe, suite)
     if missing:
         return pipeline.Done({"counts": None}, Verdict.BLOCKED, tuple(missing), reusable=False)
-    place, trees = pipe.place, pipe.trees()
+    place, trees = pipe.place, pipe.sound_trees()
     folder = attempts.new_folder(pipe.workspace.attempts, f"unit.{suite.name}")
 
     def command(paths: Mapping[str, str]) -> attempts.Command:

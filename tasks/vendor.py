@@ -56,7 +56,7 @@ def vendor(now: Invocation) -> str:
     files = {path: entry for path, entry in now.manifests["bridge"].files.items() if entry.mode != "160000"}
     core = {f"{CORE_IN_BRIDGE}/{p}": e for p, e in now.manifests["mcore"].files.items() if e.mode != "160000"}
     written = {path: [entry.mode, entry.sha] for path, entry in {**files, **core}.items()}
-    sources = (now.tree("bridge").path, now.tree("mcore").path)  # frozen before anything is moved
+    sources = (now.sound_trees()["bridge"].path, now.tree("mcore").path)  # frozen before anything is moved
     if state is None:
         where.kept.mkdir(parents=True)
         _note(where, "moving", {})
