@@ -84,11 +84,13 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=200)
     parser.add_argument("--log", type=Path)
+    parser.add_argument("--json", type=Path, help="write the rows to this file too")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.measure:
         _measure(options.measure)
         return 0
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name, part, end in _logs(options.log):
             path = Path(folder) / "run.log"
@@ -99,7 +101,10 @@ def main(argv: list[str]) -> int:
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
             call = [sys.executable, __file__, "--measure", str(path)]
             ran = subprocess.run(call, env=environment, capture_output=True, text=True, check=True)
-            print(json.dumps({"bench": "triage", "log": name, **json.loads(ran.stdout)}), flush=True)
+            rows.append({"bench": "triage", "log": name, **json.loads(ran.stdout)})
+            print(json.dumps(rows[-1]), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(rows))
     return 0
 
 

@@ -146,6 +146,7 @@ def _suite(now: Invocation, suite: Suite) -> dict[str, Any]:
         **{key: counts.get(key, 0) for key in ("tests", "failed", "errors", "skipped")},
         "cached": bool(outcome and outcome.cached), "duration_s": record.duration_s if record else 0.0,
         **({"path": record.artefact["attempt"]} if record and "attempt" in record.artefact else {}),
+        **({"cached_from": {"when": record.finished, "host": record.host}} if record and outcome.cached else {}),
     }  # fmt: skip
 
 
@@ -179,6 +180,7 @@ def _case(now: Invocation, case: Case) -> dict[str, Any]:
         "metrics": f"{tried[-1]['path']}/metrics.json" if tried and judged else None,
         "baseline": baseline(now, case, verdict, judged),
         "model": case.model, "gpus_wanted": case.gpus, "first_error": judged.get("first_error"),
+        "evidence": judged.get("evidence") or {}, "warnings": judged.get("warnings") or [],
         "class": judged.get("class"), "flaky": len(tried) > 1 and verdict == "Pass",
         "limitations": list(case.limitations),
     }  # fmt: skip

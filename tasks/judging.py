@@ -171,6 +171,11 @@ def foreign_conversion(folder: Path, case: Case, log: LogFacts | None) -> str | 
     return None
 
 
+def _origins(evidence: Evidence) -> list[str]:
+    """Return which file each kind of process took each package from, one line a combination."""
+    return [f"{o.module} from {o.path} ({o.process})" for o in evidence.origins[:20]]
+
+
 def judge(pipe: Pipeline, case: Case) -> Done:
     """Decide the case and write checks.json and verdict.json beside its evidence."""
     evidence, log = read_evidence(pipe, case)
@@ -192,6 +197,7 @@ def judge(pipe: Pipeline, case: Case) -> Done:
             "class": decision.failure_class,
             "first_error": {"text": first.text, "line": first.line, "signature": first.signature} if first else None,
             "warnings": list(log.warnings) if log else [],
+            "evidence": {"workers_started": bool(log and log.workers_started), "origins": _origins(evidence)},
         },
         decision.verdict,
         decision.reasons,

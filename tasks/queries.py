@@ -351,6 +351,34 @@ class Test(Query):
         return 1 if failed else 0
 
 
+class Bench(Query):
+    """Measure against peers."""
+
+    name = "bench"
+    doc_purpose = "benchmarks of this project against peers, as ratios of one run; also build/bench/bench.json"
+
+    def answer(self, now: Invocation, words: Sequence[str], *, as_json: bool) -> int:
+        """Run each benchmark in a process of its own and gather the rows."""
+        import subprocess
+
+        from tasks.files import write_json
+        from tasks.settings import ROOT
+
+        home = now.settings.build / "bench"
+        home.mkdir(parents=True, exist_ok=True)
+        rows: list[Any] = []
+        for name, *extra in (("noop",), ("metrics", *([] if "full" in words else ["--quick"])), ("triage",)):
+            part = home / f"{name}.json"
+            argv = [sys.executable, str(ROOT / f"bench/bench_{name}.py"), *extra, "--json", str(part)]
+            done = subprocess.run(argv, cwd=ROOT, check=False, stdout=sys.stderr if as_json else None)
+            if done.returncode:
+                raise UserError(f"bench_{name}.py ended with rc {done.returncode}")
+            rows += read_json(part) or []
+        write_json(home / "bench.json", rows)
+        print(json.dumps(rows, indent=1) if as_json else f"Result: Pass - {len(rows)} rows in {home / 'bench.json'}")
+        return 0
+
+
 class Vendor(Query):
     """Copy the Bridge into NeMo-RL's vendored path, or take it back."""
 

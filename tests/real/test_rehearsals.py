@@ -1,0 +1,126 @@
+"""The main job on real input: unmodified NeMo-RL scripts, Bridge and Core on a CPU, through the command line.
+
+Needs BRIDGE_REPO and NEMO_RL_REPO; they are copied, so that a test may edit. E2E_REAL_BUILD keeps the CPU environment
+(4 GB) between runs. One level 1 and one level 0 rehearsal, the swapped mapping, a conversion left from before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.settings import ROOT
+from tests.conftest import run_git
+
+MAPPING = "src/megatron/bridge/models/conversion/param_mapping.py"
+GOOD, SWAPPED = "qkv_weights.extend([q_group, k_group, v_group])", "qkv_weights.extend([q_group, v_group, k_group])"
+REPOS = [os.environ.get(name, "") for name in ("BRIDGE_REPO", "NEMO_RL_REPO")]
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(not all(REPOS), reason="set BRIDGE_REPO and NEMO_RL_REPO to real checkouts"),
+]
+
+
+class Real:
+    """Copies of the real checkouts, and doit on them."""
+
+    def __init__(self, home: Path) -> None:
+        self.bridge, self.nemo_rl = home / "Bridge", home / "RL"
+        for source, target in zip(REPOS, (self.bridge, self.nemo_rl), strict=True):
+            shutil.copytree(source, target, symlinks=True)
+        self.build = Path(os.environ.get("E2E_REAL_BUILD") or home / "build")
+        self.report: dict[str, Any] = {}
+        self.out = ""
+
+    def doit(self, *words: str) -> int:
+        """Run doit and return its exit status."""
+        settings = {"bridge": self.bridge, "nemo_rl": self.nemo_rl, "build": self.build, "runtime": "local"}
+        env = {k: v for k, v in os.environ.items() if not k.endswith("_REPO") and not k.startswith("COV_")}
+        done = subprocess.run(
+            [sys.executable, "-m", "doit", *words, *(f"{k}={v}" for k, v in settings.items())],
+            cwd=ROOT, env=env, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        self.out = done.stdout + done.stderr
+        self.report = json.loads(next(self.build.glob("Bridge_RL-local-*/report/report.json")).read_text())
+        return done.returncode
+
+    def swap(self) -> None:
+        """Swap k and v in the mapping of the checkout, as an edit by hand."""
+        text = (self.bridge / MAPPING).read_text()
+        assert GOOD in text
+        (self.bridge / MAPPING).write_text(text.replace(GOOD, SWAPPED))
+
+    def revert(self) -> None:
+        """Take the edit back."""
+        run_git(self.bridge, "checkout", "-q", ".")
+
+    def reasons(self, case: str) -> str:
+        """Return the reasons of a case."""
+        entry = next(c for c in self.report["cases"] if c["id"] == case)
+        return "; ".join(r["text"] for r in entry["reasons"])
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Real:
+    return Real(tmp_path_factory.mktemp("real"))
+
+
+SFT, GRPO = "rehearse:level1.sft_megatron", "rehearse:level0.grpo_megatron"
+
+
+def test_sft_and_the_whole_grpo_loop_pass_on_the_unmodified_trees(real):
+    assert real.doit(SFT, GRPO) == 0, real.out
+    assert [c["verdict"] for c in real.report["cases"]] == ["Pass", "Pass"]
+    assert all(c["rehearsal"] for c in real.report["cases"])
+    by_id = {c["id"]: c for c in real.report["cases"]}
+    assert by_id["rehearse.level0.grpo_megatron"]["steps"] == {"requested": 2, "reached": 2}
+    workspace = next(real.build.glob("Bridge_RL-local-*"))
+    origins = list((workspace / by_id["rehearse.level0.grpo_megatron"]["attempts"][-1]["path"]).glob("origins/*.jsonl"))
+    assert len(origins) >= 3, "driver, policy worker and generation worker leave their origins"
+    assert run_git(real.bridge, "status", "--porcelain") == ""
+    assert run_git(real.nemo_rl, "status", "--porcelain") == ""
+
+
+def test_a_second_call_runs_nothing(real):
+    assert real.doit(SFT, GRPO) == 0, real.out
+    assert all(c["cached"] for c in real.report["cases"])
+
+
+def test_k_and_v_swapped_is_a_fail_and_going_back_finds_the_pass(real):
+    """A conversion of the good tree exists from the runs before: upstream's script is green with it."""
+    real.swap()
+    try:
+        assert real.doit(SFT, GRPO) == 1, real.out
+    finally:
+        real.revert()
+    assert 'data["train/loss"]["3"]' in real.reasons("rehearse.level1.sft_megatron")
+    assert "token_mult_prob_error" in real.reasons("rehearse.level0.grpo_megatron")
+    assert real.doit(SFT, GRPO) == 0, real.out
+    assert all(c["cached"] for c in real.report["cases"])
+
+
+def test_probe_and_the_suites_that_can_run_without_a_gpu_pass(real):
+    python = f"python={real.build}/cpu/venv/bin/python"
+    assert real.doit("sync", "probe", "unit:bridge-mapping", "unit:rl-checkpoint", "unit:rl-setup", python) == 0, (
+        real.out
+    )
+    assert {s["verdict"] for s in real.report["suites"]} == {"Pass"}
+
+
+def test_a_broken_import_is_found_by_the_probe(real):
+    (real.bridge / "src/megatron/bridge/__init__.py").write_text("import megatron.bridge.not_there\n")
+    try:
+        assert real.doit("probe", f"python={real.build}/cpu/venv/bin/python") == 1, real.out
+    finally:
+        real.revert()
+    assert "not_there" in real.report["sentence"]
