@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import os
 import shutil
@@ -19,7 +18,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -28,6 +27,7 @@ from tasks.errors import UserError
 from tasks.runtimes import Ended, Job, Mount, this_owner
 from tasks.runtimes.docker import Docker
 from tasks.runtimes.podman import Podman
+from tests.integration.conftest import CONTAINERS, HOST, REF, ROOT, lacking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,19 +36,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.docker
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-CONTAINERS = ROOT / "containers"
-HOST = os.environ.get("E2E_TEST_DOCKER_HOST") or os.environ.get("DOCKER_HOST") or ""
-IN_CI = os.environ.get("CI") == "true"
 SILENT_S = 61  # docker-py's default read timeout is 60 s: a stream would end here and look like the container's end
-REF = "nemo-rl-e2e/ci:latest"
-
-
-def lacking(reason: str) -> NoReturn:
-    """Skip, visibly; in CI fail."""
-    if IN_CI:
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 def until(look: Callable[[], Any], seconds: float = 30) -> Any:
@@ -57,45 +45,6 @@ def until(look: Callable[[], Any], seconds: float = 30) -> Any:
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.05)
     return found
-
-
-@pytest.fixture(scope="session")
-def client() -> Iterator[DockerClient]:
-    if not HOST:
-        lacking("no engine: set E2E_TEST_DOCKER_HOST or DOCKER_HOST (.ci/engine.sh start DIR)")
-    reason = Docker("none", host=HOST).available()
-    if reason and reason.kind == "engine":
-        lacking(reason.text)
-    with Docker(host=HOST).client() as connected:
-        yield connected
-
-
-@pytest.fixture(scope="session")
-def ci_image() -> Any:
-    spec = importlib.util.spec_from_file_location("ci_image", CONTAINERS / "ci_image.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
-def archive(tmp_path_factory: pytest.TempPathFactory, ci_image: Any) -> tuple[Path, str]:
-    """Build the CI image's archive; return it and the ID that it promises."""
-    out = tmp_path_factory.mktemp("image") / "ci.tar"
-    try:
-        return out, ci_image.build(out, REF)
-    except FileNotFoundError as error:
-        lacking(str(error))
-
-
-@pytest.fixture(scope="session")
-def image(client: DockerClient, archive: tuple[Path, str]) -> str:
-    with archive[0].open("rb") as file:
-        loaded = client.images.load(file.read())
-    assert [one.id for one in loaded] == [archive[1]]
-    return archive[1]
 
 
 @pytest.fixture
