@@ -146,8 +146,14 @@ def _suite(now: Invocation, suite: Suite) -> dict[str, Any]:
         **{key: counts.get(key, 0) for key in ("tests", "failed", "errors", "skipped")},
         "cached": bool(outcome and outcome.cached), "duration_s": record.duration_s if record else 0.0,
         **({"path": record.artefact["attempt"]} if record and "attempt" in record.artefact else {}),
-        **({"cached_from": {"when": record.finished, "host": record.host}} if record and outcome.cached else {}),
+        **_cached_from(outcome),
     }  # fmt: skip
+
+
+def _cached_from(outcome: Outcome | None) -> dict[str, Any]:
+    if outcome is None or outcome.record is None or not outcome.cached:
+        return {}
+    return {"cached_from": {"when": outcome.record.finished, "host": outcome.record.host}}
 
 
 def _case(now: Invocation, case: Case) -> dict[str, Any]:
@@ -236,6 +242,7 @@ def limitations(now: Invocation, report: Mapping[str, Any]) -> list[str]:
             found += [f"{level.id} does not prove: {text}" for text in level.does_not_prove]
     for case in report["cases"]:
         found += [f"{case['id']}: {text}" for text in case["limitations"]]
+        found += [f"{case['id']}: the log warns: {text[:160]}" for text in case["warnings"][:3]]
     if now.settings.overrides:
         found.append(f"overrides of the command line: {' '.join(now.settings.overrides)}")
     return list(dict.fromkeys(found))

@@ -13,16 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 from tasks import pipeline, verdict
 from tasks.files import read_json, sha256_json, write_bytes, write_json
+from tasks.settings import ROOT
 from tasks.verdict import Evidence, Expectation, Origin, Reason, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from tasks.checks import CheckResult
     from tasks.levels import Case
     from tasks.pipeline import Done, Pipeline
     from tasks.triage import LogFacts
 
+# our own files whose change makes an earlier verdict worthless
+JUDGES = (
+    "tasks/verdict.py", "tasks/judging.py", "tasks/checks.py", "tasks/grammar.py", "tasks/trends.py",
+    *(f"tasks/triage/{p.name}" for p in sorted((ROOT / "tasks/triage").iterdir()) if p.suffix in (".py", ".yaml")),
+)  # fmt: skip
 KIND_OF = {"megatron.bridge": "bridge", "megatron.core": "mcore", "nemo_rl": "nemo_rl"}
 
 
@@ -46,7 +53,7 @@ def metrics_inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
     return {
         "run": _evidence_digest(pipe, case),
         "where": where,
-        "code": pipeline.code("tasks/metrics.py", "tasks/eventfiles.py"),
+        "code": pipeline.code("tasks/metrics.py", "tasks/eventfiles.py", "tasks/tfrecords.py"),
     }
 
 
@@ -55,19 +62,27 @@ def merge(pipe: Pipeline, case: Case) -> Done:
     from tasks import metrics
 
     folder = pipe.workspace.root / _last(pipe, case)["path"]
-    home = folder / "logs"
-    series: dict[str, Mapping[str, float]] = {}
-    files = []
-    for prefix, where in {"": case.logs, **case.also_logs}.items():
-        if where is None or not (home / where).is_dir():
-            continue
-        merged = metrics.merge(home / where)
-        files += [asdict(file) for file in merged.files]
-        series |= {f"{prefix}/{tag}" if prefix else tag: values for tag, values in merged.series.items()}
+    series, files = merged(case, folder)
     data = metrics.to_json(metrics.Merged(series=series, files=(), overlaps=()))
     write_bytes(folder / "metrics.json", data)
     name = os.fspath((folder / "metrics.json").relative_to(pipe.workspace.root))
     return pipeline.Done({"metrics": name, "event_files": files}, evidence={name: _sha(data)})
+
+
+def merged(case: Case, folder: Path) -> tuple[dict[str, Mapping[str, float]], list[dict[str, Any]]]:
+    """Return the series of an attempt's own event files, and what each file held."""
+    from tasks import metrics
+
+    home = folder / "logs"
+    series: dict[str, Mapping[str, float]] = {}
+    files: list[dict[str, Any]] = []
+    for prefix, where in {"": case.logs, **case.also_logs}.items():
+        if where is None or not (home / where).is_dir():
+            continue
+        found = metrics.merge(home / where)
+        files += [asdict(file) for file in found.files]
+        series |= {f"{prefix}/{tag}" if prefix else tag: values for tag, values in found.series.items()}
+    return series, files
 
 
 def _sha(data: bytes) -> str:
@@ -95,7 +110,7 @@ def check_inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
         "metrics": sha256_json(dict(metrics.artefact)) if metrics else "",
         "expectation": sha256_json(asdict(expectation(case))),
         "probe": str(probe.verdict if probe else None),
-        "code": pipeline.code("tasks/verdict.py", "tasks/checks.py", "tasks/trends.py", "tasks/triage/signatures.yaml"),
+        "code": pipeline.code(*JUDGES),
     }
 
 
@@ -103,20 +118,35 @@ def _probe_task(pipe: Pipeline, case: Case) -> str:
     return f"probe-{pipe.environment_of(case)}".rstrip("-")
 
 
-def read_evidence(pipe: Pipeline, case: Case) -> tuple[Evidence, LogFacts | None]:
-    """Return the evidence of the attempt that counts."""
+def retry_class(pipe: Pipeline, case: Case, facts: Mapping[str, Any]) -> str | None:
+    """Return why an attempt that has just ended may be tried again, or None: never for a failed check.
+
+    It is judged as it will be later; only infrastructure and a death after complete, sound training say nothing of the
+    change.
+    """
+    series, files = merged(case, pipe.workspace.root / facts["path"])
+    evidence, _ = read_evidence(pipe, case, facts, series, files)
+    decision = verdict.decide(expectation(case), evidence)
+    return decision.failure_class if decision.failure_class in ("infrastructure", "teardown") else None
+
+
+def read_evidence(
+    pipe: Pipeline,
+    case: Case,
+    facts: Mapping[str, Any],
+    series: Mapping[str, Mapping[str, Any]],
+    files: list[dict[str, Any]],
+) -> tuple[Evidence, LogFacts | None]:
+    """Return the evidence of one attempt, given its merged series."""
     from tasks import triage
     from tasks.metrics import EventFile
 
-    facts = _last(pipe, case)
     folder = pipe.workspace.root / facts["path"]
     log = None
     if (folder / "run.log").exists():
         log = triage.read_log(
             folder / "run.log", expect=case.expect_log, forbid=case.forbid_log, path_map=facts.get("path_map", {})
         )
-    metrics = pipe.outcomes[f"metrics:{case.id}"].record
-    artefact = metrics.artefact if metrics else {"event_files": []}
     probe = pipe.outcomes.get(_probe_task(pipe, case))
     exit_facts = read_json(folder / "exit.json")
     if exit_facts is not None:
@@ -124,8 +154,8 @@ def read_evidence(pipe: Pipeline, case: Case) -> tuple[Evidence, LogFacts | None
     return Evidence(
         exit=exit_facts,
         facts=log,
-        series=read_json(folder / "metrics.json") or {},
-        event_files=tuple(EventFile(**file) for file in artefact["event_files"]),
+        series=series,
+        event_files=tuple(EventFile(**file) for file in files),
         missing_files=tuple(facts["missing_files"]),
         origins=read_origins(folder / "origins", facts["roots"]),
         probe=probe.verdict if probe else None,
@@ -162,13 +192,24 @@ def foreign_conversion(folder: Path, case: Case, log: LogFacts | None) -> str | 
     if log is None or not log.import_skipped:
         return None
     ours = f"{folder.name}/work/conversions", "/e2e/attempt/work/conversions"
-    with (folder / "run.log").open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if "Skipping import." in line and not (
-                case.conversion == "within_attempt" and any(p in line for p in ours)
-            ):
-                return line.strip()
+    for line in log.import_lines:
+        if not (case.conversion == "within_attempt" and any(path in line for path in ours)):
+            return line
     return None
+
+
+def _history(pipe: Pipeline, case: Case, check: CheckResult) -> dict[str, str]:
+    """Return where the value lies among those of earlier records of the case: "usually 1.01, now 1.049"."""
+    from tasks.checks import history
+
+    earlier = [
+        known["value"]
+        for record in pipe.records.history("check", case.id)
+        for known in record.artefact.get("checks", [])
+        if known["expr"] == check.expr and isinstance(known["value"], float)
+    ]
+    text = history(check.value, earlier)
+    return {"history": text} if text else {}
 
 
 def _origins(evidence: Evidence) -> list[str]:
@@ -178,11 +219,13 @@ def _origins(evidence: Evidence) -> list[str]:
 
 def judge(pipe: Pipeline, case: Case) -> Done:
     """Decide the case and write checks.json and verdict.json beside its evidence."""
-    evidence, log = read_evidence(pipe, case)
-    decision = verdict.decide(expectation(case), evidence)
     facts = _last(pipe, case)
     folder = pipe.workspace.root / facts["path"]
-    checks = [check.as_dict() for check in decision.checks]
+    record = pipe.outcomes[f"metrics:{case.id}"].record
+    files = list(record.artefact["event_files"]) if record else []
+    evidence, log = read_evidence(pipe, case, facts, read_json(folder / "metrics.json") or {}, files)
+    decision = verdict.decide(expectation(case), evidence)
+    checks = [{**check.as_dict(), **_history(pipe, case, check)} for check in decision.checks]
     steps = {"requested": case.steps, "reached": decision.steps_reached}
     reasons = [r.as_dict() for r in decision.reasons]
     write_json(folder / "checks.json", checks)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
-    from tasks.attempts import Attempt, Command, Place, Tree
+    from tasks.attempts import Command, Place, Tree
     from tasks.levels import Case
     from tasks.pipeline import Done, Pipeline
 
@@ -87,7 +87,7 @@ def preflight(pipe: Pipeline, case: Case, place: Place) -> list[Reason]:
 
 def execute(pipe: Pipeline, case: Case) -> Done:
     """Run the case; another attempt follows only for classes that say nothing about the change."""
-    from tasks import triage
+    from tasks import judging
 
     name = pipe.environment_of(case)
     place = pipe.place_of(name)
@@ -100,9 +100,8 @@ def execute(pipe: Pipeline, case: Case) -> Done:
     tried: list[dict[str, Any]] = []
     with _gpu_lease(pipe, case, place):
         while True:
-            attempt, facts = _attempt(pipe, case, place, trees)
-            log = triage.read_log(attempt.folder / "run.log") if (attempt.folder / "run.log").exists() else None
-            again = triage.retry_class(log, attempt.exit or {}) if log and not pipe.stop.is_set() else None
+            facts = _attempt(pipe, case, place, trees)
+            again = None if pipe.stop.is_set() else judging.retry_class(pipe, case, facts)
             tried.append({**facts, "retry_class": again})
             if again is None or len(tried) > pipe.settings.retries:
                 break
@@ -145,8 +144,8 @@ def _command(pipe: Pipeline, case: Case, paths: Mapping[str, str], place: Place)
     )  # fmt: skip
 
 
-def _attempt(pipe: Pipeline, case: Case, place: Place, trees: Mapping[str, Tree]) -> tuple[Attempt, dict[str, Any]]:
-    """Execute once and collect; return the attempt and the plain facts that run.json keeps of it."""
+def _attempt(pipe: Pipeline, case: Case, place: Place, trees: Mapping[str, Tree]) -> dict[str, Any]:
+    """Execute once and collect; return the plain facts that run.json keeps of it."""
     folder = attempts.new_folder(pipe.workspace.attempts, case.id)
     attempt = pipe.perform(place, trees, folder, f"run:{case.id}", lambda paths: _command(pipe, case, paths, place))
     missing = collect(case, folder, trees)
@@ -171,7 +170,7 @@ def _attempt(pipe: Pipeline, case: Case, place: Place, trees: Mapping[str, Tree]
         "path_map": pipe.path_map(folder, trees, place),
     }
     write_json(folder / "attempt.json", {k: v for k, v in facts.items() if k != "path_map"})
-    return attempt, facts
+    return facts
 
 
 def _bridge_is_intact(trees: Mapping[str, Tree]) -> bool:

@@ -324,7 +324,10 @@ def _decide_bad_end(
     if cause is not None and cause.kind in {"infrastructure", "environment", "configuration"}:
         return decided(Verdict.BLOCKED, cause, end, *missing, failure_class=cause.kind)
     if in_bridge or (cause is not None and cause.kind == "change"):
-        return decided(Verdict.FAIL, *first, *in_bridge, end, *missing, failure_class="change")
+        # out of memory or a NCCL time-out may pass through a Bridge frame: only the baseline tells
+        open_question = cause is not None and cause.kind == "undecided"
+        reasons = (*first, *in_bridge, end, *missing)
+        return decided(Verdict.FAIL, *reasons, failure_class="undecided" if open_question else "change")
     if facts is not None and ask.megatron and not facts.workers_started and ask.steps is not None:
         text = "ended before the policy workers were initialised: not evidence against the Bridge"
         return decided(

@@ -32,7 +32,7 @@ if mode == "sleep": open(os.environ.get("HOME") + "/../started", "w").close(); t
 records = []
 for step in range(1, steps + 1 - (mode == "early")):
     print("=" * 25 + f" Step {step}/{steps} " + "=" * 25, flush=True)
-    value = float("nan") if mode == "nan" and step == 2 else 1.0 * FACTOR
+    value = float("nan") if mode == "nan" and step == 2 else 2.0 if mode == "badend" else 1.0 * FACTOR
     records.append(scalars({"train/loss": 1.0 / step, "train/token_mult_prob_error": value}, step))
 from pathlib import Path
 if mode != "noevents": write(Path("logs/exp_001/tensorboard/events.out.tfevents.1.h.1.0"), records)
@@ -42,7 +42,7 @@ if mode == "daemon":
         if os.fork() == 0: time.sleep(600)
         os._exit(0)
 print("Max number of steps has been reached, stopping training early", flush=True)
-sys.exit(1 if mode == "teardown" else 0)
+sys.exit(1 if mode in ("teardown", "badend") else 0)
 '''
 
 EVENT_LOG = '''\

@@ -152,6 +152,16 @@ def test_what_only_looks_like_a_pass(passed, mode, verdict, rc, words):
     assert done.case["command"][-1] == f"run.mode={mode}"
 
 
+def test_only_a_bad_end_after_sound_training_is_tried_again(passed):
+    before = len(passed.attempts())
+    assert len(passed.doit("level0", "run.mode=teardown", "fresh=1").case["attempts"]) == 2
+    assert len(passed.attempts()) == before + 2
+    again = passed.doit("level0", "run.mode=badend")  # rc 1 and a false check: that is no flake
+    assert again.rc == 1
+    assert len(again.case["attempts"]) == 1
+    assert "beyond the limit" in again.case["reasons"][0]["text"]
+
+
 def test_a_worker_that_imports_another_bridge_is_found(mini):
     other = mini.home / "other/megatron/bridge"
     other.mkdir(parents=True)

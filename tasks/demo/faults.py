@@ -187,12 +187,18 @@ _ALL = (
     ),
     Fault(
         "refit-raises",
-        "the export of the gated MLP raises: training goes on to the first weight transfer and dies there",
+        "the export looks a tensor up by the wrong key: the run dies with a KeyError in its first weight transfer",
         "bridge",
-        (Edit(_MAPPING, "gate, up = np.split(weight, 2, axis=0)", "gate, up = np.split(weight, 5, axis=0)"),),
-        found_by=("unit:bridge-mapping",),  # run alone, levels 0, 1, 2 and 6 die at the first refit
-        words=("round_trip",),
-        missed_by=("unit:bridge-provider",),
+        (
+            Edit(
+                f"{_SRC}models/conversion/model_bridge.py",
+                "np.ascontiguousarray(tensors[role], np.float32)",
+                "np.ascontiguousarray(tensors[name], np.float32)",
+            ),
+        ),
+        found_by=("level0", "level1", "level2", "level6"),
+        words=("model_bridge.py|KeyError",),
+        missed_by=(*SUITES, "level3"),
     ),
     Fault(
         "hangs-at-the-end",
