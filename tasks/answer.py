@@ -6,7 +6,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from tasks import __version__
-from tasks.files import read_json
+from tasks.errors import UserError
+from tasks.files import read_json, sha256_json
 from tasks.settings import ROOT
 from tasks.verdict import Reason, Verdict
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from tasks.invocation import Invocation
     from tasks.levels import Case, Suite
     from tasks.pipeline import Outcome
+    from tasks.records import Record
 
 ATTEMPT_KEYS = ("id", "path", "rc", "reason", "started", "duration_s", "gpus")
 STAGES = ("image", "sync", "cpu", "probe", "probe-cpu", "probe-baseline")
@@ -210,8 +212,10 @@ def baseline(now: Invocation, case: Case, verdict: str, judged: Mapping[str, Any
     """Compare a case that is no Pass with the newest run of the vendored Bridge: new, pre-existing or environment."""
     if case.id.startswith(("baseline.", "rehearse.")):
         return None
-    known = now.records.latest("check", f"baseline.{case.id}")
-    if known is None or verdict not in ("Fail", "Blocked"):
+    if verdict not in ("Fail", "Blocked"):
+        return None
+    known = _baseline_record(now, case)
+    if known is None:
         return None
     theirs = {c["expr"]: c for c in known.artefact.get("checks", [])}
     same = [
@@ -227,6 +231,20 @@ def baseline(now: Invocation, case: Case, verdict: str, judged: Mapping[str, Any
         "environment": "the vendored Bridge is Blocked, too: the environment is the cause",
     }.get(word, "the baseline has no verdict")
     return {"verdict": known.artefact["verdict"], "finding": word, "text": text, "when": known.finished}
+
+
+def _baseline_record(now: Invocation, case: Case) -> Record | None:
+    """Return the judged baseline of this very image, GPU and NeMo-RL, or None."""
+    theirs = now.case(f"baseline.{case.id}")
+    try:
+        run = now.records.find("run", theirs.id, now.run(theirs).inputs())
+    except UserError:
+        return None  # nothing vendored
+    if run is None:
+        return None
+    evidence = sha256_json(dict(run.evidence))
+    judged = [r for r in now.records.history("check", theirs.id) if r.inputs.get("run") == evidence]
+    return judged[-1] if judged else None
 
 
 def limitations(now: Invocation, report: Mapping[str, Any]) -> list[str]:

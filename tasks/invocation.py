@@ -75,9 +75,34 @@ class Invocation(Pipeline):
             outcome = self.outcomes.get(stage.task)
             if outcome is None or not outcome.cached:
                 outcome = self.outcomes[stage.task] if self.reuse(stage) else self.execute(stage)
+            if stage.kind == "check":
+                self._compare(stage, outcome)
         except (UserError, OSError) as error:
             outcome = self.block(stage.task, error if isinstance(error, UserError) else UserError(str(error)))
         return self._to_doit(outcome)
+
+    def _compare(self, stage: Stage, outcome: Outcome) -> None:
+        """Run the baseline of a case whose failure the rules leave open, if its budget allows; a reason if it cannot."""
+        case = self.case(stage.name)
+        undecided = outcome.record is not None and outcome.record.artefact.get("class") == "undecided"
+        if not undecided or self.stop.is_set() or self.environment_of(case):
+            return
+        if case.gpus * case.minutes > self.settings.baseline_budget:
+            return
+        theirs = self.case(f"baseline.{case.id}")
+        try:
+            for one in (
+                self.probe(environment_name="baseline"),
+                self.run(theirs),
+                self.metrics(theirs),
+                self.check(theirs),
+            ):
+                self.tell("progress", stage.task, text=f"undecided: baseline with the vendored Bridge, {one.kind}")
+                done = self.outcomes[one.task] if self.reuse(one) else self.execute(one)
+                if done.verdict is not Verdict.PASS:
+                    break
+        except UserError as error:
+            self.tell("progress", stage.task, text=f"no baseline: {error}")
 
     def do_sync(self) -> bool | TaskFailed:
         """Do the sync stage: doit's action."""

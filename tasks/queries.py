@@ -351,6 +351,36 @@ class Test(Query):
         return 1 if failed else 0
 
 
+class Checks(Query):
+    """Read the checks out of an upstream script, or compare levels.yaml with the checkout."""
+
+    name = "checks"
+    doc_purpose = (
+        "`checks import SCRIPT`: a script's own checks as YAML; `checks drift`: levels.yaml against the checkout"
+    )
+    doc_usage = "import SCRIPT | drift"
+
+    def answer(self, now: Invocation, words: Sequence[str], *, as_json: bool) -> int:
+        """Print YAML, or one line a difference; drift gives 1."""
+        from pathlib import Path
+
+        from tasks import script_checks
+
+        if len(words) == 2 and words[0] == "import":
+            found = script_checks.read_checks(Path(words[1]))
+            print(json.dumps(found) if as_json else script_checks.as_yaml(found))
+            return 0
+        if list(words) != ["drift"]:
+            raise UserError("doit checks import SCRIPT, or doit checks drift")
+        lines = []
+        for case in now.levels.cases():
+            script = now.settings.checkout("nemo_rl") / (case.script or "-")
+            if script.exists():
+                lines += [f"{case.id}: {text}" for text in script_checks.drift(case.checks, script)]
+        print(json.dumps(lines) if as_json else "\n".join(lines) or "no drift")
+        return 1 if lines else 0
+
+
 class Bench(Query):
     """Measure against peers."""
 

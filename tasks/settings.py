@@ -34,6 +34,8 @@ SETTINGS = (
     "keep_work", "wait",
     "since", "undo", "fault", "family", "n", "open", "max_gpu_hours", "detach",
 )  # fmt: skip
+# an undecided failure is compared with the vendored Bridge by itself if that costs no more (level 0: 20 GPU minutes)
+BASELINE_GPU_MINUTES = 40.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
 _UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 
@@ -56,7 +58,7 @@ class Settings:
     require_executed: bool = False
     require_pinned: bool = False
     keep_work: bool = False
-    auto_baseline: bool = False
+    baseline_budget: float = BASELINE_GPU_MINUTES
     jobs: int = 1
     wait_s: float = 7200.0
     overrides: tuple[str, ...] = ()
@@ -105,6 +107,13 @@ def _count(text: str, name: str, lowest: int) -> int:
     if not text.isdecimal() or int(text) < lowest:
         raise UserError(f"{name}={text}: write a whole number of at least {lowest}")
     return int(text)
+
+
+def _budget(text: str | None) -> float:
+    """Return the GPU minutes that an automatic baseline may cost: `baseline=off`, or a duration times GPUs."""
+    if text is None:
+        return BASELINE_GPU_MINUTES
+    return 0.0 if text in ("off", "0") else parse_duration(text, "baseline") / 60
 
 
 def _site(path: Path) -> dict[str, str]:
@@ -191,7 +200,7 @@ def load(
         require_executed=flag("require_executed"),
         require_pinned=flag("require_pinned"),
         keep_work=flag("keep_work"),
-        auto_baseline=(value("baseline") == "auto"),
+        baseline_budget=_budget(value("baseline")),
         jobs=_count(value("jobs") or "1", "jobs", 1),
         wait_s=parse_duration(value("wait") or "2h", "wait"),
         overrides=overrides,

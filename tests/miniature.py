@@ -29,6 +29,7 @@ print("Initializing lm_policy workers"); print("(MegatronPolicyWorker[rank=0] pi
 print(f"token {os.environ.get('HF_TOKEN', 'absent')}", flush=True)
 if mode == "skip": print("SKIP: needs two GPUs"); sys.exit(0)
 if mode == "sleep": open(os.environ.get("HOME") + "/../started", "w").close(); time.sleep(600)
+if mode == "die" and FACTOR == 3: print("x", flush=True); os.kill(os.getpid(), 9)
 records = []
 for step in range(1, steps + 1 - (mode == "early")):
     print("=" * 25 + f" Step {step}/{steps} " + "=" * 25, flush=True)

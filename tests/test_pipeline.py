@@ -162,6 +162,21 @@ def test_only_a_bad_end_after_sound_training_is_tried_again(passed):
     assert "beyond the limit" in again.case["reasons"][0]["text"]
 
 
+@pytest.mark.parametrize(("vendored", "finding"), [("FACTOR = 1.0\n", "new"), ("FACTOR = 3.0\n", "pre-existing")])
+def test_an_undecided_death_is_compared_with_the_vendored_bridge_by_itself(mini, vendored, finding):
+    package = "3rdparty/Megatron-Bridge-workspace/Megatron-Bridge/src/megatron/bridge"
+    for name, text in {"__init__.py": "", "mapping.py": vendored}.items():
+        (mini.nemo_rl / package).mkdir(parents=True, exist_ok=True)
+        (mini.nemo_rl / package / name).write_text(text)
+    (mini.bridge / "src/megatron/bridge/mapping.py").write_text("FACTOR = 3.0\n")
+    done = mini.doit("level0", "run.mode=die")  # the process is killed where FACTOR is 3: no cause in the log
+    assert done.rc == 1, done.out
+    assert done.case["class"] == "undecided"
+    assert done.case["baseline"]["finding"] == finding
+    off = mini.doit("level0", "run.mode=die", "baseline=off")
+    assert off.case["baseline"]["finding"] == finding  # a record by now
+
+
 def test_a_worker_that_imports_another_bridge_is_found(mini):
     other = mini.home / "other/megatron/bridge"
     other.mkdir(parents=True)
