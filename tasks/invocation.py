@@ -82,7 +82,7 @@ class Invocation(Pipeline):
         return self._to_doit(outcome)
 
     def _compare(self, stage: Stage, outcome: Outcome) -> None:
-        """Run the baseline of a case whose failure the rules leave open, if its budget allows; a reason if it cannot."""
+        """Run the baseline of a case whose failure the rules leave open, if its budget allows."""
         case = self.case(stage.name)
         undecided = outcome.record is not None and outcome.record.artefact.get("class") == "undecided"
         if not undecided or self.stop.is_set() or self.environment_of(case):

@@ -11,16 +11,14 @@ from doit.cmd_base import Command
 
 from tasks import invocation
 from tasks.command import opt_json, say_error
-from tasks.digests import difference
 from tasks.errors import UserError
 from tasks.files import read_json
-from tasks.verdict import Reason, Verdict
+from tasks.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tasks.invocation import Invocation
-    from tasks.pipeline import Stage
     from tasks.plan import Plan as ChangePlan
 
 
@@ -142,6 +140,8 @@ class Why(Query):
         """Print a chain for each stage of NAME."""
         if not words:
             raise UserError("why what? name a task, a case or a level: doit why level0.grpo_megatron")
+        from tasks.why import explain, stages_of
+
         chains = [(stage.task, *explain(now, stage)) for word in words for stage in stages_of(now, word)]
         if as_json:
             print(json.dumps(
@@ -154,77 +154,6 @@ class Why(Query):
                 change = f" ({reason.old} -> {reason.new})" if reason.old is not None or reason.new is not None else ""
                 print(f"    {reason.text}{change}")
         return 0
-
-
-def stages_of(now: Invocation, word: str) -> list[Stage]:
-    """Return the stages behind a task, case or level name; UserError with a suggestion otherwise."""
-    from tasks.levels import suggest
-
-    kind, _, rest = word.partition(":")
-    if word in ("image", "probe"):
-        return [getattr(now, kind)()]
-    if kind == "unit":
-        suites = now.levels.suites
-        if rest and rest not in suites:
-            raise UserError(f"unknown suite {rest!r}{suggest(rest, suites)}")
-        return [now.unit(suites[rest])] if rest else [now.unit(s) for s in suites.values()]
-    if kind in ("run", "metrics", "check") and rest:
-        return [getattr(now, kind)(now.case(rest))]
-    if word in now.levels.levels:
-        level = now.levels.levels[word]
-        return [*(now.unit(now.levels.suites[s]) for s in level.suites),
-                *(stage for case in level.cases for stage in (now.run(case), now.check(case)))]  # fmt: skip
-    case = now.case(f"{kind}.{rest}" if kind in ("rehearse", "baseline") else word)
-    return [now.run(case), now.metrics(case), now.check(case)]
-
-
-def explain(now: Invocation, stage: Stage) -> tuple[str, list[Reason]]:
-    """Return the state of a stage ("fresh", "stale", "never") and the reasons, newest record compared with now."""
-    latest = now.records.latest(stage.kind, stage.name)
-    if latest is None:
-        return "never", [Reason("never", stage.task, "has never been done in this workspace")]
-    verdict = f"last verdict {latest.artefact['verdict']} on {latest.finished}, host {latest.host}"
-    told = [Reason("last", stage.task, verdict), *(Reason(**r) for r in latest.artefact["reasons"])]
-    proof = next(iter(latest.evidence), None)
-    if proof:
-        told.append(
-            Reason("evidence", proof, f"evidence: {now.workspace.root / proof} and {len(latest.evidence) - 1} more")
-        )
-    if stage.kind in ("metrics", "check"):
-        return "follows its run", told
-    inputs = stage.inputs()
-    exact = now.records.find(stage.kind, stage.name, inputs)
-    if exact is not None and exact.reusable:
-        damage = now.records.damaged(exact)
-        return ("stale", [damage, *told]) if damage else ("fresh", told)
-    if exact is not None:
-        return "stale", [Reason("not_reusable", stage.task, "the last run with these inputs did not end well"), *told]
-    changed = []
-    for name in sorted({*latest.inputs, *inputs}):
-        old, new = latest.inputs.get(name), inputs.get(name)
-        if old != new:
-            changed.append(Reason("input", name, f"{name} changed", (old or "none")[:12], (new or "none")[:12]))
-            changed += _files_behind(now, name, old)
-    return "stale", [*changed, *told]
-
-
-def _files_behind(now: Invocation, name: str, old: str | None) -> list[Reason]:
-    """Return the files that differ from the snapshot which had the old digest of a tree; at most twenty."""
-    if name not in now.manifests:
-        return []
-    for home in now.workspace.snapshots.glob(f"{name}-*"):
-        before = read_json(home / "manifest.json")
-        if before and _component(name, before["files"], old):
-            lines = difference(before["files"], now.manifests[name].as_dict())
-            return [Reason("file", line[2:], f"  {line}") for line in lines[:20]]
-    return []
-
-
-def _component(name: str, files: Mapping[str, Sequence[str]], digest: str | None) -> bool:
-    from tasks.digests import COMPONENTS, Entry, digest_of
-
-    entries = {path: Entry(*entry) for path, entry in files.items()}
-    return any(digest_of(entries, patterns) == digest for kind, patterns in COMPONENTS.items() if kind.startswith(name))
 
 
 class Status(Query):
