@@ -138,6 +138,23 @@ def descendants(root: int) -> dict[int, str]:
     return {pid: table[pid][2] for pid in found - {root} if table[pid][0] not in "ZX"}
 
 
+def mine() -> dict[int, str]:
+    """Return all live descendants of this process, for sure: one scan of /proc can miss a process that just forked.
+
+    As a subreaper this process is the parent of every orphan below it; only the kernel's "no children" ends the search.
+    """
+    for _ in range(20):
+        found = descendants(os.getpid())
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return found
+        if found:
+            break
+        time.sleep(0.005)
+    return found
+
+
 def send(pid: int, started: str, number: int) -> None:
     """Signal process `pid` only if it still is the one that started at `started` (pids are reused)."""
     with contextlib.suppress(OSError):  # no pidfd: engines' seccomp profiles of the last years refuse it
@@ -253,7 +270,7 @@ class Command:
         """Send TERM to all descendants, KILL after `grace_s` or at a further signal; return how many stayed alive."""
         asked: dict[int, str] = {}
         began, signals = time.monotonic(), len(self.signals)
-        while (alive := descendants(os.getpid())) and time.monotonic() < began + grace_s + KILL_S:
+        while (alive := mine()) and time.monotonic() < began + grace_s + KILL_S:
             kill = time.monotonic() >= began + grace_s or len(self.signals) > signals
             for pid, started in alive.items():
                 if kill or asked.get(pid) != started:
@@ -274,7 +291,7 @@ class Command:
             self.pump(min(left_s, 60.0))
         if not self.reason:
             self.reason, until = "exited", time.monotonic() + LINGER_S
-            while (alive := descendants(os.getpid())) and time.monotonic() < until and not self.signals:
+            while (alive := mine()) and time.monotonic() < until and not self.signals:
                 self.pump(TICK_S)
             self.leftover = len(alive)  # outlived the command; survivors outlived even KILL
         self.survivors = self.stop_tree(self.spec["term_grace_s"])

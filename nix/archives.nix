@@ -5,7 +5,9 @@ let
   make = name: src: script: derivation {
     inherit name system src;
     builder = shell;
-    args = [ "-c" "set -eu; ${script}" ];
+    # The last command is the shell's own: bash would become a last `tar`, which closes its outputs before it ends, and
+    # Nix takes closed outputs for the end and kills what is left.
+    args = [ "-c" "set -eu; ${script}\ntest -s \"$out\"" ];
     PATH = path;
     LC_ALL = "C";
     TZ = "UTC";

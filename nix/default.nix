@@ -32,7 +32,7 @@ let
         demo-repos-host = host.demo-repos;
       };
 
-      apps.default = { type = "app"; program = "${runner}/bin/nemo-rl-e2e"; };
+      apps.default = { type = "app"; program = "${runner}/bin/${project.name}"; };
 
       devShells.default = pkgs.mkShell {
         packages = [ python.dev pkgs.docker-client pkgs.git pkgs.shellcheck ];

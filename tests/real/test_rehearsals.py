@@ -20,7 +20,7 @@ from tasks.settings import ROOT
 from tests.conftest import run_git
 
 MAPPING = "src/megatron/bridge/models/conversion/param_mapping.py"
-GOOD, SWAPPED = "qkv_weights.extend([q_group, k_group, v_group])", "qkv_weights.extend([q_group, v_group, k_group])"
+PROVIDER = "src/megatron/bridge/models/qwen/qwen3_bridge.py"
 REPOS = [os.environ.get(name, "") for name in ("BRIDGE_REPO", "NEMO_RL_REPO")]
 
 pytestmark = [
@@ -54,11 +54,15 @@ class Real:
         self.report = json.loads(next(self.build.glob("Bridge_RL-local-*/report/report.json")).read_text())
         return done.returncode
 
-    def swap(self) -> None:
-        """Swap k and v in the mapping of the checkout, as an edit by hand."""
-        text = (self.bridge / MAPPING).read_text()
-        assert GOOD in text
-        (self.bridge / MAPPING).write_text(text.replace(GOOD, SWAPPED))
+    def edit(self, path: str, pairs: dict[str, str]) -> None:
+        """Replace text in a file of the Bridge checkout, all at once, as an edit by hand."""
+        text = (self.bridge / path).read_text()
+        for number, old in enumerate(pairs):
+            assert old in text, f"{old} is not in {path} any more"
+            text = text.replace(old, f"<{number}>")
+        for number, new in enumerate(pairs.values()):
+            text = text.replace(f"<{number}>", new)
+        (self.bridge / path).write_text(text)
 
     def revert(self) -> None:
         """Take the edit back."""
@@ -96,15 +100,32 @@ def test_a_second_call_runs_nothing(real):
     assert all(c["cached"] for c in real.report["cases"])
 
 
-def test_k_and_v_swapped_is_a_fail_and_going_back_finds_the_pass(real):
-    """A conversion of the good tree exists from the runs before: upstream's script is green with it."""
-    real.swap()
+def test_k_and_v_swapped_in_the_merge_is_a_fail_though_a_good_conversion_is_there(real):
+    """Upstream's script is green with the conversion of the runs before; ours never sees it."""
+    merge = "qkv_weights.extend([q_group, {}_group, {}_group])"
+    real.edit(MAPPING, {merge.format("k", "v"): merge.format("v", "k")})
     try:
-        assert real.doit(SFT, GRPO) == 1, real.out
+        assert real.doit(SFT) == 1, real.out
     finally:
         real.revert()
     assert 'data["train/loss"]["3"]' in real.reasons("rehearse.level1.sft_megatron")
+    assert len(next(c for c in real.report["cases"])["attempts"]) == 1, "a false check is not tried again"
+
+
+def test_k_and_v_swapped_in_the_provider_shows_as_token_mult_prob_error(real):
+    """Import and export share the swap, so generation gets the right weights and training the wrong ones."""
+    real.edit(
+        PROVIDER,
+        {"self_attn.k_proj.weight": "self_attn.v_proj.weight", "self_attn.v_proj.weight": "self_attn.k_proj.weight"},
+    )
+    try:
+        assert real.doit(GRPO) == 1, real.out
+    finally:
+        real.revert()
     assert "token_mult_prob_error" in real.reasons("rehearse.level0.grpo_megatron")
+
+
+def test_going_back_finds_the_earlier_passes(real):
     assert real.doit(SFT, GRPO) == 0, real.out
     assert all(c["cached"] for c in real.report["cases"])
 
