@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 TIMEOUT_S = 600.0
-MODULES = {"megatron.bridge": "bridge", "megatron.core": "mcore", "nemo_rl": "nemo_rl"}
+# nemo_rl first, as in a worker: its import changes sys.path (nemo_rl/__init__.py appends the vendored Core)
+MODULES = {"nemo_rl": "nemo_rl", "megatron.bridge": "bridge", "megatron.core": "mcore"}
 # NeMo-RL's image keeps one environment a worker class (nemo_rl/utils/venvs.py); elsewhere one interpreter serves all.
 WORKERS = "/opt/ray_venvs/nemo_rl.models"
 IMAGE_INTERPRETERS = {

@@ -58,7 +58,8 @@ def read_junit(path: Path) -> Counts | None:
                 text = (found.get("message") or found.text or kind).strip()
                 detail = (found.text or "").strip()
                 missing = _MISSING.search(f"{text}\n{detail}")
-                line = missing[0] if missing else text.splitlines()[0] if text else kind
+                said = next((line.strip() for line in text.splitlines() if line.strip(" E>")), kind)
+                line = missing[0] if missing else said
                 problems.append((f"{case.get('classname', '')}::{case.get('name', '')}".strip(":"), line[:300]))
     return Counts(
         len(cases),

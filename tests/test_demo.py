@@ -164,6 +164,36 @@ def test_same_templates_give_the_same_commits_under_another_umask_and_user(
         assert git(one, "ls-files", "-s") == git(other, "ls-files", "-s")
 
 
+def test_read_only_templates_with_caches_in_them_give_the_same_commits(
+    good: demo.Checkouts, tmp_path: Path, monkeypatch: Any
+) -> None:
+    templates = tmp_path / "templates"
+    for tree in ("bridge", "megatron_lm", "nemo_rl"):
+        shutil.copytree(repositories.TEMPLATES / tree, templates / tree)
+    for junk in (
+        "bridge/.ruff_cache/x",
+        "bridge/src/__pycache__/y.pyc",
+        "nemo_rl/examples/models/tiny-adder/model.npz",
+    ):
+        (templates / junk).parent.mkdir(exist_ok=True)
+        (templates / junk).write_text("left by a tool")
+    folders = [templates, *(p for p in templates.rglob("*") if p.is_dir())]
+    for path in templates.rglob("*.*"):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    for folder in folders:
+        folder.chmod(0o555)
+    monkeypatch.setattr(repositories, "TEMPLATES", templates)
+    repositories.template_digest.cache_clear()
+    try:
+        made = demo.make(tmp_path / "repos")
+    finally:
+        repositories.template_digest.cache_clear()
+        for folder in folders:
+            folder.chmod(0o755)
+    assert git(made.nemo_rl, "rev-parse", "HEAD") == git(good.nemo_rl, "rev-parse", "HEAD")
+    (made.bridge / "pyproject.toml").write_text("a generated file can be edited")
+
+
 def test_checkouts_have_the_shape_of_the_real_ones(good: demo.Checkouts) -> None:
     for path in ("src/megatron/bridge/__init__.py", "3rdparty/Megatron-LM/megatron/core/__init__.py"):
         assert (good.bridge / path).is_file()

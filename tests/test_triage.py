@@ -48,6 +48,7 @@ def traceback(error: str, *files: str, prefix: str = "") -> str:
 
 # One line for every signature, as the program in question prints it.
 EXAMPLES = [
+    ("ray-start", "Exception: The current node timed out during startup. This could happen because some of the raylet failed to startup"),
     ("hub-server-error", "requests.exceptions.HTTPError: 503 Server Error: Service Unavailable for url: https://x"),
     ("network", "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='x', port=443): Max retries exceeded with url: /"),
     ("network", "httpx.ConnectError: [Errno -3] Temporary failure in name resolution"),

@@ -178,7 +178,8 @@ def test_without_a_checkout_the_packed_sources_run_and_state_lies_with_the_calle
     shutil.copy2(ROOT / "levels.yaml", tmp_path / "mine.yaml")
     packed = Path(runner.read_text().split("packed=")[1].split("\n")[0])
     environment = {**os.environ, "E2E_STUB_PYTHON": sys.executable}
-    environment.pop("E2E_BUILD_DIR", None)
+    for name in ("E2E_BUILD_DIR", "PYTHONDONTWRITEBYTECODE"):
+        environment.pop(name, None)
     done = subprocess.run(
         [str(runner), "levels", "--json", "levels=mine.yaml"],
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120,
