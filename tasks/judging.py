@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from tasks.checks import CheckResult
     from tasks.levels import Case
+    from tasks.metrics import Overlap
     from tasks.pipeline import Done, Pipeline
     from tasks.triage import LogFacts
 
@@ -53,7 +54,7 @@ def metrics_inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
     return {
         "run": _evidence_digest(pipe, case),
         "where": where,
-        "code": pipeline.code("tasks/metrics.py", "tasks/eventfiles.py", "tasks/tfrecords.py"),
+        "code": pipeline.code("tasks/metrics.py", "tasks/eventfiles.py", "tasks/tfrecords.py", "tasks/crc32c.py"),
     }
 
 
@@ -81,6 +82,8 @@ def merged(case: Case, folder: Path) -> tuple[dict[str, Mapping[str, float]], li
             continue
         found = metrics.merge(home / where)
         files += [asdict(file) for file in found.files]
+        if case.conversion != "within_attempt":  # one run: two files that disagree about a step are no evidence
+            files += [_conflict(o) for o in found.overlaps if o.conflicts]
         series |= {f"{prefix}/{tag}" if prefix else tag: values for tag, values in found.series.items()}
     return series, files
 
@@ -89,6 +92,15 @@ def _sha(data: bytes) -> str:
     import hashlib
 
     return hashlib.sha256(data).hexdigest()
+
+
+def _conflict(overlap: Overlap) -> dict[str, Any]:
+    """Return an entry that says where two event files of one run contradict each other (cases.md 29)."""
+    from tasks.metrics import EventFile
+
+    steps = f"steps {overlap.first_step} to {overlap.last_step}"
+    text = f"{steps} differ from {overlap.earlier} ({overlap.conflicts} values, worst {overlap.tag})"
+    return asdict(EventFile(overlap.later, 0, overlap.first_step, overlap.last_step, 0, text))
 
 
 def expectation(case: Case) -> Expectation:

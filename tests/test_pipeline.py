@@ -315,3 +315,12 @@ def test_a_level_file_with_a_mistake_names_the_line(mini):
     assert done.rc == 2
     assert "levels.yaml:" in done.out
     assert "did you mean 'cases'" in done.out
+
+
+def test_two_event_files_that_contradict_each_other_are_no_evidence(mini):
+    trainer = mini.nemo_rl / "train.py"
+    again = 'write(Path("logs/exp_002/tensorboard/events.out.tfevents.2.h.1.0"), [scalars({"train/loss": 9.0}, 1)])\n'
+    trainer.write_text(trainer.read_text().replace('if mode == "daemon":', again + 'if mode == "daemon":'))
+    done = mini.doit("level0")
+    assert done.rc == 1, done.out
+    assert "steps 1 to 1 differ" in " ".join(r["text"] for r in done.case["reasons"])
