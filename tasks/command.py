@@ -68,6 +68,9 @@ class Run(DoitRun):  # type: ignore[misc]  # doit has no types
         except (KeyboardInterrupt, SystemExit) as end:
             code = end.code if isinstance(end, SystemExit) else 130
             return code if isinstance(code, int) else 2
+        except OSError as error:  # a full or read-only disk: the environment's doing, and said so
+            where = error.filename or "the build folder"
+            return say_error(UserError(f"{where}: {error.strerror or error} (build=PATH puts the state elsewhere)"))
         except Exception as error:  # noqa: BLE001
             return say_error(_internal(error))
         return self.status()
