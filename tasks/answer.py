@@ -178,6 +178,14 @@ def _case(now: Invocation, case: Case) -> dict[str, Any]:
         verdict = str(Verdict.BLOCKED)
         text = f"cached: ran {run.record.finished}; require_executed=1 asks for a run of its own (fresh=1)"
         reasons = [Reason("cached", case.id, text).as_dict()]
+    compared = baseline(now, case, verdict, judged)
+    if compared and judged.get("class") == "undecided" and compared["finding"] != "new" and verdict == "Fail":
+        # nothing in the evidence points at the change, and without it the case ends no better
+        verdict = str(Verdict.BLOCKED)
+        reasons = [
+            Reason("baseline", case.id, f"{compared['text']}: not evidence against the change").as_dict(),
+            *reasons,
+        ]
     entry: dict[str, Any] = {
         "id": case.id, "level": case.level, "case": case.name, "title": case.title,
         "rehearsal": case.id.startswith("rehearse."), "verdict": verdict, "reasons": reasons, "cached": cached,
@@ -186,7 +194,7 @@ def _case(now: Invocation, case: Case) -> dict[str, Any]:
         "checks": judged.get("checks") or [_unevaluated(expr) for expr in case.checks],
         "command": list(run.record.artefact.get("command", [])) if run and run.record else list(case.argv()),
         "metrics": f"{tried[-1]['path']}/metrics.json" if tried and judged else None,
-        "baseline": baseline(now, case, verdict, judged),
+        "baseline": compared,
         "model": case.model, "gpus_wanted": case.gpus, "first_error": judged.get("first_error"),
         "evidence": judged.get("evidence") or {}, "warnings": judged.get("warnings") or [],
         "class": judged.get("class"), "flaky": len(tried) > 1 and verdict == "Pass",

@@ -55,7 +55,7 @@ def merged_case(case: models.CaseModel, model: models.FileModel, place: Place, n
         "minutes": case.timeout / 60 if case.minutes is None else case.minutes,
         "steps": case.steps,
         "step_tag": step_tag,
-        "logs": case.logs or _usual_logs(case.script),
+        "logs": case.logs or _usual_logs(case.script, steps=case.steps),
         "also_logs": case.also_logs,
         "backend": case.backend,
         "conversion": conversion,
@@ -82,9 +82,11 @@ def merged_case(case: models.CaseModel, model: models.FileModel, place: Place, n
     return merged
 
 
-def _usual_logs(script: str | None) -> str | None:
-    """Return where upstream's scripts of both kinds put event files: in a folder beside the script with its name."""
-    return f"{script.removesuffix('.sh')}/logs" if script else None
+def _usual_logs(script: str | None, *, steps: int | None) -> str | None:
+    """Return where a maintained script logs; for a command that has steps, the whole tree is searched for new files."""
+    if script:
+        return f"{script.removesuffix('.sh')}/logs"
+    return "." if steps is not None else None
 
 
 def _rehearsal(

@@ -65,8 +65,6 @@ def case_rules(case: dict[str, Any], place: Place, notes: Notes) -> None:
         notes.problem(place, f"{case['id']}: {have} of script and command; write exactly one")
     if case["steps"] is None and case["backend"] == "megatron" and not case["checks"] and not case["files"]:
         notes.warning(place, f"{case['id']}: no steps, no checks, no files; only its exit status and log could fail it")
-    if case["steps"] is not None and case["logs"] is None:
-        notes.problem(place, f"{case['id']}: steps need `logs`, the folder of its event files")
     if case["nodes"] > 1 and case["gpus"] < case["nodes"]:
         notes.problem((*place, "gpus"), f"{case['id']}: gpus counts all nodes, so at least {case['nodes']}")
     if case["optional"] and case["quarantine"]:

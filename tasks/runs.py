@@ -188,8 +188,7 @@ def collect(case: Case, folder: Path, trees: Mapping[str, Tree]) -> list[str]:
     New means: not part of the snapshot that the attempt's tree was copied from.
     """
     work = folder / "work" / case.repo
-    known = read_json(trees[case.repo].path.parent / "manifest.json")
-    old = known["files"] if known else {}
+    old = snapshot.files_of(trees[case.repo].path)
     new = []
     for base, _, names in os.walk(work):
         for name in names:
@@ -199,7 +198,7 @@ def collect(case: Case, folder: Path, trees: Mapping[str, Tree]) -> list[str]:
                 new.append(relative)
     wanted = [case.logs, *case.also_logs.values()] if case.logs else list(case.also_logs.values())
     for relative in sorted(new):
-        inside = any(relative.startswith(f"{place}/") for place in wanted if place)
+        inside = any(place == "." or relative.startswith(f"{place}/") for place in wanted if place)
         is_output = inside and "tfevents" in relative
         is_text = relative.endswith(("run.log", "metrics.json", ".json", ".log")) and relative.startswith("tests/")
         if is_output or is_text:

@@ -18,7 +18,7 @@ from tasks.errors import UserError
 from tasks.files import read_json, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from tasks.digests import Entry, Manifest
 
@@ -128,21 +128,30 @@ def is_sound(home: Path, digest: str) -> bool:
     return True
 
 
-def work_copy(snapshot: Path, target: Path, include: Callable[[str], bool] = lambda _: True) -> None:
-    """Copy a snapshot to `target`, writable and unlinked: the tree one attempt runs in and may scribble over.
+def files_of(tree: Path) -> dict[str, Entry]:
+    """Return what the manifest says of a snapshot's tree, or of a folder inside it (the Bridge that NeMo-RL vendors).
 
-    Every file is hashed on the way; raises UserError if the snapshot is not what its manifest says.
+    Raises UserError for a folder that is in no finished snapshot.
     """
     from tasks.digests import Entry
 
-    manifest = read_json(snapshot.parent / "manifest.json")
-    files = {p: Entry(*e) for p, e in manifest["files"].items() if include(p)}
+    top = next((p for p in (tree, *tree.parents) if p.name == "tree" and (p.parent / "manifest.json").exists()), None)
+    if top is None:
+        raise UserError(f"{tree}: not inside a finished snapshot; call again")
+    prefix = "" if top == tree else f"{tree.relative_to(top).as_posix()}/"
+    listed = read_json(top.parent / "manifest.json")["files"]
+    return {path.removeprefix(prefix): Entry(*entry) for path, entry in listed.items() if path.startswith(prefix)}
+
+
+def work_copy(tree: Path, target: Path) -> None:
+    """Copy a frozen tree to `target`, writable and unlinked: what one attempt runs in and may scribble over.
+
+    Every file is hashed on the way; raises UserError if the snapshot is not what its manifest says.
+    """
     target.mkdir(parents=True)
-    wrong = _fill(snapshot, target, files, None)
+    wrong = _fill(tree, target, files_of(tree), None)
     if wrong:
-        raise UserError(
-            f"{snapshot}: {wrong[0]} is not what manifest.json says: remove {snapshot.parent} and call again"
-        )
+        raise UserError(f"{tree}: {wrong[0]} is not what manifest.json says: remove the snapshot and call again")
 
 
 def has_content(home: Path) -> bool:

@@ -303,10 +303,9 @@ def _decide_bad_end(
     exit_facts = evidence.exit or {}
     ended, facts, cause = str(exit_facts.get("reason")), evidence.facts, _cause(evidence)
     end = Reason("rc", "process", _end(exit_facts), "0", str(exit_facts.get("rc")))
-    trained = complete and ask.steps is not None and facts is not None
-    if trained and facts is not None:
+    if complete and facts is not None and (ask.steps is not None or ended == "hang"):
         if not missing:
-            steps = f"steps {ask.steps}/{ask.steps}, metrics ok"
+            steps = f"steps {ask.steps}/{ask.steps}, metrics ok" if ask.steps is not None else "nothing is missing"
             if ended == "hang" or (ended in {"timeout", "silent"} and facts.training_done):
                 text = f"hang after completion: {steps}, {_end(exit_facts)}"
                 return decided(Verdict.FAIL, Reason("hang", "process", text), failure_class="hang")
