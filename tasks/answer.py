@@ -42,23 +42,16 @@ def compose(now: Invocation) -> dict[str, Any]:
         report["probe"] = probe
     report["limitations"] = limitations(now, report)
     report["follow_ups"] = follow_ups(report)
-    if report["suites"] or report["cases"] or any(t.startswith("probe") for t in now.planned):
-        verdict, sentence = answer.overall(report)
-    else:
-        verdict, sentence = _only_stages(now)
+    if not (report["suites"] or report["cases"] or probe):
+        report["stages"] = [_stage(now, task) for task in now.planned if task in STAGES]
+    verdict, sentence = answer.overall(report)
     return {**report, "result": str(verdict), "sentence": sentence}
 
 
-def _only_stages(now: Invocation) -> tuple[Verdict, str]:
-    """Answer a request of nothing but `doit sync` or `doit image`: done, or why not."""
-    asked = [task for task in now.planned if task in STAGES]
-    for task in asked:
-        outcome = now.outcomes.get(task)
-        if outcome is None:
-            return Verdict.BLOCKED, f"{task} has not run yet"
-        if outcome.verdict is not Verdict.PASS:
-            return outcome.verdict, f"{task}: {outcome.reasons[0].text if outcome.reasons else outcome.verdict}"
-    return (Verdict.PASS, f"{', '.join(asked)} up to date") if asked else (Verdict.BLOCKED, "nothing was requested")
+def _stage(now: Invocation, task: str) -> dict[str, Any]:
+    """Return what became of a stage that is no proof by itself (image, sync, cpu)."""
+    _, verdict, reasons = _verdict(now, task)
+    return {"name": task, "verdict": verdict, "reasons": reasons}
 
 
 def _stages(now: Invocation) -> dict[str, Any] | None:

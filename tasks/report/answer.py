@@ -43,7 +43,7 @@ def overall(report: Mapping[str, Any]) -> tuple[Verdict, str]:
         return Verdict.BLOCKED, label + sentence
     passed = [d for d in every if d.verdict is Verdict.PASS]
     if not every:
-        return Verdict.BLOCKED, f"{label}nothing was executed: the report has no deliverables"
+        return _only_stages(report, label)
     if missing := _unanswered(report, every):
         return Verdict.BLOCKED, label + missing
     cases = [d for d in every if d.kind == "case"]
@@ -52,6 +52,18 @@ def overall(report: Mapping[str, Any]) -> tuple[Verdict, str]:
         why = f"quarantined: {facts.quarantine_text(left.item)}" if left.quarantined else left.reason
         return Verdict.BLOCKED, f"{label}nothing that was requested was shown; {left.id}: {why}"
     return Verdict.PASS, label + _praise(passed, every)
+
+
+def _only_stages(report: Mapping[str, Any], label: str) -> tuple[Verdict, str]:
+    """Answer a request of nothing but stages that prove nothing by themselves (`doit sync`): done, or why not."""
+    stages = facts.rows(report.get("stages"))
+    for stage in stages:
+        verdict = facts.verdict_of(stage)
+        if verdict is not Verdict.PASS:
+            return verdict, f"{label}{one_line(stage.get('name'))}: {facts.reason_texts(stage)[0]}"
+    if not stages:
+        return Verdict.BLOCKED, f"{label}nothing was executed: the report has no deliverables"
+    return Verdict.PASS, f"{label}{', '.join(one_line(s.get('name')) for s in stages)} up to date; nothing was tested"
 
 
 def headline(report: Mapping[str, Any]) -> tuple[Verdict, str]:
