@@ -39,6 +39,7 @@ class Real:
         for source, target in zip(REPOS, (self.bridge, self.nemo_rl), strict=True):
             shutil.copytree(source, target, symlinks=True)
         self.build = Path(os.environ.get("E2E_REAL_BUILD") or home / "build")
+        self.workspace = self.build
         self.report: dict[str, Any] = {}
         self.out = ""
 
@@ -51,7 +52,10 @@ class Real:
             cwd=ROOT, env=env, capture_output=True, text=True, check=False,
         )  # fmt: skip
         self.out = done.stdout + done.stderr
-        self.report = json.loads(next(self.build.glob("Bridge_RL-local-*/report/report.json")).read_text())
+        page = [line for line in self.out.splitlines() if line.startswith("Report: ")]
+        assert page, self.out
+        self.workspace = Path(page[-1].removeprefix("Report: ")).parent.parent
+        self.report = json.loads((self.workspace / "report" / "report.json").read_text())
         return done.returncode
 
     def edit(self, path: str, pairs: dict[str, str]) -> None:
@@ -88,8 +92,9 @@ def test_sft_and_the_whole_grpo_loop_pass_on_the_unmodified_trees(real):
     assert all(c["rehearsal"] for c in real.report["cases"])
     by_id = {c["id"]: c for c in real.report["cases"]}
     assert by_id["rehearse.level0.grpo_megatron"]["steps"] == {"requested": 2, "reached": 2}
-    workspace = next(real.build.glob("Bridge_RL-local-*"))
-    origins = list((workspace / by_id["rehearse.level0.grpo_megatron"]["attempts"][-1]["path"]).glob("origins/*.jsonl"))
+    origins = list(
+        (real.workspace / by_id["rehearse.level0.grpo_megatron"]["attempts"][-1]["path"]).glob("origins/*.jsonl")
+    )
     assert len(origins) >= 3, "driver, policy worker and generation worker leave their origins"
     assert run_git(real.bridge, "status", "--porcelain") == ""
     assert run_git(real.nemo_rl, "status", "--porcelain") == ""
