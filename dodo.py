@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tasks import invocation
+from tasks import invocation, proof
 from tasks.console import Reporter
 
 if TYPE_CHECKING:
@@ -64,6 +64,13 @@ def task_unit() -> Iterator[dict[str, Any]]:
     """Unit suites, no GPU."""
     for suite in PIPE.levels.suites.values():
         yield _stage(PIPE.unit(suite), "sync", "probe")
+
+
+def task_proof() -> Iterator[dict[str, Any]]:
+    """CPU proof of a model family: export bit-equal, logits and gradients against Hugging Face; never a level."""
+    for family in proof.FAMILIES:
+        yield _stage(proof.stage(PIPE, family), "sync", "cpu")
+    yield {"basename": "roundtrip", "actions": None, "task_dep": ["proof"], "doc": "the proofs by the skill's name"}
 
 
 def _case(case: Case, first: tuple[str, ...]) -> Iterator[dict[str, Any]]:

@@ -35,14 +35,14 @@ def compose(now: Invocation) -> dict[str, Any]:
         "provenance": provenance(now),
         "suites": [_suite(now, now.levels.suites[t[5:]]) for t in now.planned if t.startswith("unit:")],
         "cases": [_case(now, now.case(task[6:])) for task in now.planned if task.startswith("check:")],
-        "proofs": [],
+        "proofs": [_proof(now, task[6:]) for task in now.planned if task.startswith("proof:")],
     }
     probe = _stages(now)
     if probe:
         report["probe"] = probe
     report["limitations"] = limitations(now, report)
     report["follow_ups"] = follow_ups(report)
-    if not (report["suites"] or report["cases"] or probe):
+    if not (report["suites"] or report["cases"] or report["proofs"] or probe):
         report["stages"] = [_stage(now, task) for task in now.planned if task in STAGES]
     verdict, sentence = answer.overall(report)
     return {**report, "result": str(verdict), "sentence": sentence}
@@ -142,6 +142,15 @@ def _suite(now: Invocation, suite: Suite) -> dict[str, Any]:
         "cached": bool(outcome and outcome.cached), "duration_s": record.duration_s if record else 0.0,
         **({"path": record.artefact["attempt"]} if record and "attempt" in record.artefact else {}),
         **_cached_from(outcome),
+    }  # fmt: skip
+
+
+def _proof(now: Invocation, family: str) -> dict[str, Any]:
+    outcome, verdict, reasons = _verdict(now, f"proof:{family}")
+    record = outcome.record if outcome else None
+    return {
+        "family": family, "verdict": verdict, "reasons": reasons, "cached": bool(outcome and outcome.cached),
+        "checks": list(record.artefact.get("checks", [])) if record else [], **_cached_from(outcome),
     }  # fmt: skip
 
 

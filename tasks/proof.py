@@ -10,6 +10,21 @@ stand-ins, a reference that could not be had, or no answer at all are Blocked: g
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tasks import attempts, pipeline
+from tasks.errors import UserError
+from tasks.files import read_json, sha256_json
+from tasks.pipeline import Done, Stage
+from tasks.verdict import Reason, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tasks.pipeline import Pipeline
+
 # Only families whose proof was seen to pass on the unmodified Bridge 067f987df and to fail on a swapped mapping
 FAMILIES = {
     "qwen2": "Qwen2: biases in QKV",
@@ -92,7 +107,8 @@ def judge(
     checks = [_judged(found) for found in answer.get("checks", [])]
     if answer.get("problem"):
         return (*blame(answer["problem"]), checks)
-    family, bad = str(answer.get("family")), [c for c in checks if c["verdict"] != Verdict.PASS]
+    family = str(answer.get("family"))
+    bad = [c for c in checks if c["limit"] is not None and c["verdict"] != Verdict.PASS]
     untrusted = [c for c in bad if c["name"] in TRUSTED]
     if untrusted:
         return Verdict.BLOCKED, [_reason("reference", c) for c in untrusted], checks
@@ -101,6 +117,7 @@ def judge(
         return Verdict.FAIL, [*elsewhere, *(_reason("proof", c) for c in bad)], checks
     names = {c["name"] for c in checks}
     gaps = [Reason("no_answer", n, f"{family}: {n} was not measured") for n in LIMITS if n not in names]
+    gaps += [Reason("no_limit", n, f"{family}: {n} has no limit") for n in sorted(names - set(LIMITS))]
     gaps += [
         Reason("origin", module, f"nothing tells where {module} was imported from")
         for module in ("megatron.bridge", "megatron.core")
