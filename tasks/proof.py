@@ -1,6 +1,6 @@
 """CPU proof of a model family: what the Bridge under test imports, exports and computes, against Hugging Face.
 
-    proof:qwen3   about half a minute, no GPU; evidence about the Bridge, never a level
+    proof:qwen3   one to two minutes on two cores, nearly all of it imports; no GPU; evidence about the Bridge, no level
 
 `containers/cpu/proof.py` measures under the agent, in the CPU environment, on the frozen Bridge and Core; `judge`
 decides. A Pass needs every check of `LIMITS` within its limit and both packages imported from the trees under test. An
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tasks.pipeline import Pipeline
 
-# Only families whose proof was seen to pass on the unmodified Bridge 067f987df and to fail on a swapped mapping
+# Only families whose proof was seen to pass on the unmodified Bridge 067f987df; Qwen3's also to fail on swapped k and v
 FAMILIES = {
     "qwen2": "Qwen2: biases in QKV",
     "qwen3": "Qwen3: norms of q and k",
@@ -33,7 +33,7 @@ FAMILIES = {
     "mistral": "Mistral: dense, head size of its own",
 }
 # check -> largest value that is good; logits, loss and gradients are relative. float32 leaves about 1e-6, 1e-7 and 4e-6
-# on the unmodified trees; the smallest fault tried by hand, an epsilon that is dropped, shows as 1e-3 in the logits.
+# on the unmodified trees; the smallest fault of the prototype's mutants, a wrong epsilon, showed as 1e-3 in its logits.
 LIMITS = {
     "rotary table": 1e-6,
     "export missing": 0.0,

@@ -23,12 +23,20 @@ EXPORT = ("export missing", "export extra", "export unequal")
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Real:
-    return Real(tmp_path_factory.mktemp("real"))
+    """Return copies with a workspace of their own; only the CPU environment is shared with the rehearsals."""
+    home = tmp_path_factory.mktemp("real")
+    made = Real(home)
+    if made.build != home / "build":
+        shared, made.build = made.build / "cpu", home / "build"
+        shared.mkdir(parents=True, exist_ok=True)
+        made.build.mkdir()
+        (made.build / "cpu").symlink_to(shared)
+    return made
 
 
 def proved(real: Real) -> tuple[str, dict[str, str]]:
     """Return the verdict of the Qwen3 proof and that of each check, from its artefact."""
-    found = next(real.build.glob("Bridge_RL-local-*/stages/proof*qwen3*"))
+    found = next(real.build.glob("Bridge_RL-local-*/stages/proof/qwen3.json"))
     artefact = json.loads(found.read_text())
     return artefact["verdict"], {c["name"]: c["verdict"] for c in artefact["checks"]}
 
