@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from tests.real.test_rehearsals import MAPPING, PROVIDER, REPOS, Real
+from tests.real.test_rehearsals import MAPPING, PROVIDER, REPOS, Real, full
 
 pytestmark = [
     pytest.mark.real,
@@ -52,6 +52,7 @@ def test_qwen3_passes_on_the_unmodified_tree_and_is_not_measured_twice(real):
     assert list(real.build.glob("Bridge_RL-local-*/attempts/proof.qwen3/*")) == attempts
 
 
+@full
 def test_k_and_v_swapped_in_the_names_is_seen_by_the_logits_alone(real):
     real.edit(
         PROVIDER,
@@ -79,6 +80,7 @@ def test_k_and_v_swapped_in_the_merge_is_a_fail(real):
     assert checks["export unequal"] == checks["logits"] == "Fail"
 
 
+@full
 def test_an_exception_of_the_bridge_names_the_line_of_the_checkout(real):
     real.edit(PROVIDER, {"provider.qk_layernorm = True": "provider.qk_layernorm = no_such_name"})
     try:

@@ -31,6 +31,10 @@ pytestmark = [
 ]
 
 
+# what CI leaves out to stay under half an hour on two cores; each was run by hand, and the proofs show the same edits
+full = pytest.mark.skipif(not os.environ.get("E2E_REAL_FULL"), reason="set E2E_REAL_FULL=1 for the longer real tests")
+
+
 class Real:
     """Copies of the real checkouts, and doit on them."""
 
@@ -105,6 +109,7 @@ def test_a_second_call_runs_nothing(real):
     assert all(c["cached"] for c in real.report["cases"])
 
 
+@full
 def test_k_and_v_swapped_in_the_merge_is_a_fail_though_a_good_conversion_is_there(real):
     """Upstream's script is green with the conversion of the runs before; ours never sees it."""
     merge = "qkv_weights.extend([q_group, {}_group, {}_group])"
@@ -143,6 +148,7 @@ def test_probe_and_the_suites_that_can_run_without_a_gpu_pass(real):
     assert {s["verdict"] for s in real.report["suites"]} == {"Pass"}
 
 
+@full
 def test_a_broken_import_is_found_by_the_probe(real):
     (real.bridge / "src/megatron/bridge/__init__.py").write_text("import megatron.bridge.not_there\n")
     try:
