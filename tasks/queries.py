@@ -253,7 +253,7 @@ class Test(Query):
 
     name = "test"
     doc_purpose = "ruff, mypy --strict and pytest: what CI calls"
-    doc_usage = "[PYTEST ARGS]"
+    doc_usage = "[PATH...]"
 
     def answer(self, now: Invocation, words: Sequence[str], *, as_json: bool) -> int:
         """Run all three and return 1 if one is not content."""
