@@ -431,7 +431,7 @@ def test_an_engine_that_dies_is_the_environments_fault(
 @pytest.fixture(scope="session")
 def podman(archive: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
     if not shutil.which("podman") or os.geteuid() != 0:
-        pytest.skip("podman is not installed, or this is not root")
+        lacking("podman is not installed, or this is not root")
     home = tmp_path_factory.mktemp("p")
     conf = home / "containers.conf"
     conf.write_text(
