@@ -83,7 +83,8 @@ def merged(case: Case, folder: Path) -> tuple[dict[str, Mapping[str, float]], li
         found = metrics.merge(home / where)
         files += [asdict(file) for file in found.files]
         if case.conversion != "within_attempt":  # one run: two files that disagree about a step are no evidence
-            files += [_conflict(o) for o in found.overlaps if o.conflicts]
+            # step 0 holds set-up timings, which a resumed phase writes again
+            files += [_conflict(o) for o in found.overlaps if o.conflicts and o.last_step > 0]
         series |= {f"{prefix}/{tag}" if prefix else tag: values for tag, values in found.series.items()}
     return series, files
 
