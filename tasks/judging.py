@@ -54,7 +54,9 @@ def metrics_inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
     return {
         "run": _evidence_digest(pipe, case),
         "where": where,
-        "code": pipeline.code("tasks/metrics.py", "tasks/eventfiles.py", "tasks/tfrecords.py", "tasks/crc32c.py"),
+        "code": pipeline.code(
+            "tasks/judging.py", "tasks/metrics.py", "tasks/eventfiles.py", "tasks/tfrecords.py", "tasks/crc32c.py"
+        ),
     }
 
 
