@@ -150,7 +150,9 @@ def execute(pipe: Pipeline, suite: Suite) -> Done:
         if others:  # the worker's own interpreter where the image has it, else the image's
             script = 'for p in "$1" "$2"; do command -v "$p" >/dev/null && break; done; shift 2; exec "$p" "$@"'
             argv = ("bash", "-c", script, "suite", first, others[-1], *argv[1:])
-        return attempts.Command(argv, paths[suite.repo], suite.timeout_s, suite.env, suite.gpus, cuda=False)
+        return attempts.Command(
+            argv, paths[suite.repo], suite.timeout_s, suite.env, suite.gpus, cuda=suite.repo == "bridge"
+        )
 
     attempt = pipe.perform(place, trees, folder, f"unit:{suite.name}", command)
     counts = read_junit(folder / "logs" / "junit.xml")
