@@ -142,7 +142,7 @@ def test_going_back_finds_the_earlier_passes(real):
 
 def test_probe_and_the_suites_that_can_run_without_a_gpu_pass(real):
     python = f"python={real.build}/cpu/venv/bin/python"
-    assert real.doit("sync", "probe", "unit:rl-checkpoint", "unit:rl-setup", python) == 0, real.out
+    assert real.doit("sync", "probe", "unit:bridge-mapping", "unit:rl-checkpoint", python) == 0, real.out
     assert {s["verdict"] for s in real.report["suites"]} == {"Pass"}
 
 
