@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks import cpu, environment, snapshot
-from tasks.files import read_json, write_json
+from tasks import bytecode, cpu, environment, snapshot
+from tasks.files import read_json, sha256_json, write_json
 from tasks.runtimes import Job, Mount
 from tasks.settings import ROOT
 
@@ -125,6 +125,8 @@ def perform(
     paths["agent"] = place.runtime.target("agent", AGENT)
     what = command(paths)
     local = place.runtime.name == "local"
+    if local:
+        bytecode.share(folder / "work" / "pycache", _byte_code(place, trees, folder))
     pretended = (
         cpu.environment(place.cpu, folder, gpus=max(1, what.gpus), standins=what.standins, cuda=what.cuda)
         if place.cpu
@@ -180,6 +182,19 @@ def perform(
 def without_ours(pretended: Mapping[str, str]) -> dict[str, str]:
     """Return the CPU environment's variables but for those that every attempt has a private place for anyway."""
     return {k: v for k, v in pretended.items() if k not in ("HOME", "NRL_MEGATRON_CHECKPOINT_DIR")}
+
+
+def _byte_code(place: Place, trees: Mapping[str, Tree], folder: Path) -> dict[Path, Path]:
+    """Return folder of sources -> where its byte code is kept, for what a local attempt imports and nobody edits."""
+    found = {}
+    for kind, tree in trees.items():
+        kept = bytecode.beside(tree.path)
+        if kept is not None:
+            top, home = kept
+            found[folder / "work" / kind if kind in WRITABLE else tree.path] = home / tree.path.relative_to(top)
+    home = place.cpu.python.parents[2] if place.cpu else folder.parents[2]
+    name = f"{bytecode.NAME}-{sha256_json(place.image)[:16]}"
+    return found | bytecode.of_interpreter(Path(place.interpreter), home / name)
 
 
 def _mounts(trees: Mapping[str, Tree], folder: Path, paths: Mapping[str, str]) -> Sequence[Mount]:
