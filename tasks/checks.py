@@ -122,9 +122,9 @@ class _Evaluation:
         if margin is None:
             text = f"{check.subject} is {shown}, {'as' if holds else 'not as'} required: {op} {limit}{where}"
         elif holds:
-            text = f"{check.subject} is {shown}, {margin:.2g} % inside the limit {limit}{where}"
+            text = f"{check.subject} is {shown}, {_percent(margin)} inside the limit {limit}{where}"
         else:
-            text = f"{check.subject} is {shown}, {-margin:.2g} % beyond the limit {limit}{where}"
+            text = f"{check.subject} is {shown}, {_percent(-margin)} beyond the limit {limit}{where}"
         return self.finish(holds, left, right, text=text, op=op, margin=margin, worst=worst)
 
     def finish(
@@ -261,6 +261,11 @@ def _compare(left: Any, op: str, right: Any) -> bool:
     if isinstance(left, str) or isinstance(right, str):
         raise NoAnswerError(f"{left!r} {op} {right!r} compares a text with a number")
     return bool(COMPARISONS[op](left, right))
+
+
+def _percent(value: float) -> str:
+    """Return two digits that a person reads at once: 0.031 %, 4.7 %, 910 %; no 9.1e+02."""
+    return f"{float(f'{value:.2g}'):,.10g} %".replace(",", " ")
 
 
 def _margin(value: Any, op: str, limit: Any) -> float | None:

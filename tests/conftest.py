@@ -45,3 +45,8 @@ def make_repo(tmp_path: Path) -> Callable[..., Path]:
         return repo
 
     return make
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests on real code last: the CPU environment that they need may still be in the making (.ci/run)."""
+    items.sort(key=lambda item: item.get_closest_marker("real") is not None)

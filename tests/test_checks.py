@@ -204,6 +204,11 @@ def test_limit_on_the_left_is_the_same_check() -> None:
     assert (result.value, result.limit, result.op, result.verdict) == (1.078, 1.05, "<", Verdict.FAIL)
 
 
+def test_a_value_far_beyond_the_limit_reads_without_an_exponent() -> None:
+    result = evaluate(parse('max(data["a"]) < 0.8'), {"a": {"1": 7.951}})
+    assert result.text == 'max(data["a"]) is 7.951, 890 % beyond the limit 0.8'
+
+
 def test_value_just_beyond_the_limit_is_told_apart_from_it() -> None:
     assert "is 1.0500001," in decide('max(data["a"]) < 1.05', series(1.0500001)).text
 

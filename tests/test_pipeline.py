@@ -108,6 +108,8 @@ def test_a_b_a_finds_the_earlier_pass(passed):
     back = passed.doit("level0")
     assert back.rc == 0
     assert not back.ran("run:level0.train")
+    known = json.loads(passed.doit("status", "--json").out)["cases"]
+    assert [row["verdict"] for row in known] == ["Pass"], "the Fail is newer, but of another tree"
 
 
 def test_changed_evidence_is_not_believed(passed):

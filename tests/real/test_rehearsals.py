@@ -50,7 +50,7 @@ class Real:
     def doit(self, *words: str) -> int:
         """Run doit and return its exit status."""
         settings = {"bridge": self.bridge, "nemo_rl": self.nemo_rl, "build": self.build, "runtime": "local"}
-        env = {k: v for k, v in os.environ.items() if not k.endswith("_REPO") and not k.startswith("COV_")}
+        env = {k: v for k, v in os.environ.items() if not k.endswith("_REPO")}
         done = subprocess.run(
             [sys.executable, "-m", "doit", *words, *(f"{k}={v}" for k, v in settings.items())],
             cwd=ROOT, env=env, capture_output=True, text=True, check=False,
