@@ -810,7 +810,11 @@ def test_error_that_comes_again_after_progress_is_seen_although_its_counting_was
 def test_log_of_nothing_but_errors_is_read_in_bounded_time() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.log"
-        path.write_text(traceback("ValueError: x", "/x/megatron/bridge/a.py") * 5000 + "OSError: [Errno 28] No space left on device\n" * 5000, encoding="utf-8")
+        path.write_text(
+            traceback("ValueError: x", "/x/megatron/bridge/a.py") * 5000
+            + "OSError: [Errno 28] No space left on device\n" * 5000,
+            encoding="utf-8",
+        )
         start = time.process_time()
         found = read_log(path)
         assert time.process_time() - start < 10
