@@ -34,7 +34,10 @@ def compose(now: Invocation) -> dict[str, Any]:
         "requested": now.requested,
         "provenance": provenance(now),
         "suites": [_suite(now, now.levels.suites[t[5:]]) for t in now.planned if t.startswith("unit:")],
-        "cases": [_case(now, now.case(task[6:])) for task in now.planned if task.startswith("check:")],
+        "cases": [
+            *(_case(now, now.case(task[6:])) for task in now.planned if task.startswith("check:")),
+            *(_repeat(now, now.case(task[7:])) for task in now.planned if task.startswith("repeat:")),
+        ],
         "proofs": [_proof(now, task[6:]) for task in now.planned if task.startswith("proof:")],
     }
     probe = _stages(now)
@@ -161,6 +164,8 @@ def _cached_from(outcome: Outcome | None) -> dict[str, Any]:
 
 
 def _case(now: Invocation, case: Case) -> dict[str, Any]:
+    from tasks import repeat
+
     run = now.outcomes.get(f"run:{case.id}")
     for task in (f"check:{case.id}", f"metrics:{case.id}", f"run:{case.id}"):
         outcome = now.outcomes.get(task)
@@ -190,7 +195,7 @@ def _case(now: Invocation, case: Case) -> dict[str, Any]:
         ]
     entry: dict[str, Any] = {
         "id": case.id, "level": case.level, "case": case.name, "title": case.title,
-        "rehearsal": case.id.startswith("rehearse."), "verdict": verdict, "reasons": reasons, "cached": cached,
+        "rehearsal": now.environment_of(case) == "cpu", "verdict": verdict, "reasons": reasons, "cached": cached,
         "attempts": [{key: one.get(key) for key in ATTEMPT_KEYS} for one in tried],
         "steps": judged.get("steps") or {"requested": case.steps, "reached": 0},
         "checks": judged.get("checks") or [_unevaluated(expr) for expr in case.checks],
@@ -200,7 +205,7 @@ def _case(now: Invocation, case: Case) -> dict[str, Any]:
         "model": case.model, "gpus_wanted": case.gpus, "first_error": judged.get("first_error"),
         "evidence": judged.get("evidence") or {}, "warnings": judged.get("warnings") or [],
         "class": judged.get("class"), "flaky": len(tried) > 1 and verdict == "Pass",
-        "limitations": list(case.limitations),
+        "limitations": [*case.limitations, *repeat.known(now, case, run.record if run else None)],
     }  # fmt: skip
     if cached and run and run.record:
         entry["cached_from"] = {
@@ -218,9 +223,19 @@ def _unevaluated(expr: str) -> dict[str, Any]:
     return {"expr": expr, "verdict": str(Verdict.FAIL), "value": None, "limit": None, "text": f"not evaluated: {expr}"}
 
 
+def _repeat(now: Invocation, case: Case) -> dict[str, Any]:
+    from tasks import repeat
+
+    described = _case(now, now.case(repeat.PREFIX + case.id))
+    outcome, _, reasons = _verdict(now, f"repeat:{case.id}")
+    if outcome is None or outcome.record is None:
+        return {**described, "verdict": str(Verdict.BLOCKED), "reasons": reasons}
+    return repeat.entry(outcome.record.artefact, described)
+
+
 def baseline(now: Invocation, case: Case, verdict: str, judged: Mapping[str, Any]) -> dict[str, Any] | None:
     """Compare a case that is no Pass with the newest run of the vendored Bridge: new, pre-existing or environment."""
-    if case.id.startswith(("baseline.", "rehearse.")):
+    if case.id.startswith(("baseline.", "rehearse.", "repeat.")):
         return None
     if verdict not in ("Fail", "Blocked"):
         return None

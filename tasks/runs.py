@@ -85,8 +85,8 @@ def preflight(pipe: Pipeline, case: Case, place: Place) -> list[Reason]:
     return reasons
 
 
-def execute(pipe: Pipeline, case: Case) -> Done:
-    """Run the case; another attempt follows only for classes that say nothing about the change."""
+def execute(pipe: Pipeline, case: Case, retries: int | None = None) -> Done:
+    """Run the case; another attempt follows only for classes that say nothing about the change (default: retries=)."""
     from tasks import judging
 
     name = pipe.environment_of(case)
@@ -98,12 +98,13 @@ def execute(pipe: Pipeline, case: Case) -> Done:
         return pipeline.Done({"attempts": []}, verdict, tuple(reasons), reusable=False)
     trees = pipe.sound_trees(baseline=name == "baseline")
     tried: list[dict[str, Any]] = []
+    most = pipe.settings.retries if retries is None else retries
     with _gpu_lease(pipe, case, place):
         while True:
             facts = _attempt(pipe, case, place, trees)
             again = None if pipe.stop.is_set() else judging.retry_class(pipe, case, facts)
             tried.append({**facts, "retry_class": again})
-            if again is None or len(tried) > pipe.settings.retries:
+            if again is None or len(tried) > most:
                 break
     proof: dict[str, str] = {}
     for one in tried:

@@ -34,7 +34,7 @@ def stages_of(now: Invocation, word: str) -> list[Stage]:
         level = now.levels.levels[word]
         return [*(now.unit(now.levels.suites[s]) for s in level.suites),
                 *(stage for case in level.cases for stage in (now.run(case), now.check(case)))]  # fmt: skip
-    case = now.case(f"{kind}.{rest}" if kind in ("rehearse", "baseline") else word)
+    case = now.case(f"{kind}.{rest}" if kind in ("rehearse", "baseline", "repeat") else word)
     return [now.run(case), now.metrics(case), now.check(case)]
 
 
