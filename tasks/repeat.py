@@ -11,7 +11,7 @@ import secrets
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from tasks import pipeline, records, runs
+from tasks import chain, pipeline, records, runs
 from tasks.errors import UserError
 from tasks.files import write_bytes, write_json
 from tasks.verdict import Reason, Verdict, is_finite
@@ -153,9 +153,11 @@ def table(found: Mapping[str, Any]) -> Iterator[str]:
 def entry(found: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
     """Return the report's entry of a repeat: that of its last attempt, `described`, with the verdict over all."""
     kept = {k: v for k, v in described.items() if k != "quarantine"}  # a known failure is what a repeat is to show
+    told = chain.links(found["verdict"], found["reasons"], {}, None)
     return {
         **kept, "verdict": found["verdict"], "reasons": found["reasons"], "attempts": found["attempts"],
         "flaky": False, "repeat": {key: found[key] for key in ("n", "done", "passed", "checks")},
+        "chain": [link.text for link in told],
     }  # fmt: skip
 
 
