@@ -236,7 +236,11 @@ def test_a_case_without_steps_passes_on_its_files_and_log():
 def test_the_first_cause_is_quoted_with_its_echoes():
     facts = log(first=found("environment", "pybind11", line=3, echoes=15), training_done=False)
     decision = decide(ASK, replace(GOOD, exit={"rc": 1, "reason": "exited"}, facts=facts, series={}))
-    assert decision.reasons[0].text.startswith("run.log:3: pybind11 happened (15 similar)")
+    assert decision.reasons[0].text == "run.log:3: pybind11 happened (15 similar); do this"
+
+
+def test_a_reason_is_written_without_what_it_does_not_have():
+    assert Reason("rc", "process", "t", "0").as_dict() == {"kind": "rc", "subject": "process", "text": "t", "old": "0"}
 
 
 def test_seconds_of_ray_monitoring_never_count_as_steps():
