@@ -169,6 +169,12 @@ def _attempt(pipe: Pipeline, case: Case, place: Place, trees: Mapping[str, Tree]
         "damage": damage,
         "roots": roots,
         "path_map": pipe.path_map(folder, trees, place),
+        # what bundle and reproduce need and the digests of the record do not give back
+        "case": case.id,
+        "overrides": list(user_overrides(pipe)),
+        "runtime": place.runtime.name,
+        "image": {key: place.image.get(key) for key in ("ref", "digest", "id")},
+        "trees": {kind: {"digest": m.digest, "sha": m.head} for kind, m in pipe.manifests.items()},
     }
     write_json(folder / "attempt.json", {k: v for k, v in facts.items() if k != "path_map"})
     return facts
