@@ -77,7 +77,8 @@ def pack(now: Invocation, found: Found) -> Path:
         if path.is_file() and not path.is_symlink() and relative.parts[0] not in ("work", "home", "cpu"):
             members[f"attempt/{relative.as_posix()}"] = path.read_bytes()
     evidence, kept = sha256_json(dict(found.run.evidence)), {"run": found.run}
-    for stage in ("metrics", "check"):
+    judged = found.run.artefact["attempts"][-1]["path"].endswith(f"/{found.folder.name}")  # else it was tried again
+    for stage in ("metrics", "check") if judged else ():
         of_run = [r for r in now.records.history(stage, found.run.name) if r.inputs.get("run") == evidence]
         kept |= {stage: of_run[-1]} if of_run else {}
     members |= {f"records/{stage}.json": json_bytes(asdict(record)) for stage, record in kept.items()}

@@ -41,7 +41,7 @@ def export(repo: Path, sha: str, into: Path) -> None:
 
 
 def has(folder: Path, path: str, entry: Entry, *, mode: bool = True) -> bool:
-    """Tell whether `folder` holds the file as the manifest says; a bundle keeps neither modes nor links (mode=False)."""
+    """Tell whether `folder` holds the file as the manifest says; mode=False: a bundle keeps neither modes nor links."""
     place = folder / path
     try:
         info = os.lstat(place)
