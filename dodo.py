@@ -73,6 +73,12 @@ def task_proof() -> Iterator[dict[str, Any]]:
     yield {"basename": "roundtrip", "actions": None, "task_dep": ["proof"], "doc": "the proofs by the skill's name"}
 
 
+def task_repeat() -> Iterator[dict[str, Any]]:
+    """One case n times anew: spread of its asserted values, share of passes."""
+    for case, first in PIPE.repeatable():
+        yield {"basename": "repeat", "name": case.id, "actions": [(PIPE.do_repeat, [case])], "task_dep": list(first)}
+
+
 def _case(case: Case, first: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     """Yield the three stages of a case."""
     yield _stage(PIPE.run(case), *first)

@@ -1,8 +1,9 @@
 """Judge a log of 200 MB: seconds, MB/s and peak memory. `python bench/bench_triage.py [--megabytes N] [--log FILE]`.
 
-Three logs, made here: chatter of workers with one error at the end, a log that is nothing but the echoes of one error,
-and one that is nothing but tracebacks. `--log` repeats a given log up to the size instead. The limit of the project is
-5 s in flat memory. One JSON object a line.
+Made here: chatter of workers with one error at the end, nothing but the echoes of one error, nothing but tracebacks (of
+the driver, of eight ranks at once), one line without an end, and a progress bar that only knows carriage returns.
+`--log` repeats a given log up to the size instead. The limit of the project is 5 s in flat memory. One JSON object a
+line.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ def _logs(given: Path | None) -> Iterator[tuple[str, bytes, bytes]]:
     echo = "torch.distributed.DistBackendError: [{rank}] wait timeout after 600000ms\n"
     yield "echoes", "".join((WORKER + echo).format(rank=n % 64, pid=n) for n in range(2000)).encode(), b""
     yield "tracebacks", TRACEBACK.encode() * 500, b""
+    lines = TRACEBACK.splitlines(keepends=True) * 100
+    yield "rank tracebacks", "".join(WORKER.format(rank=n, pid=n) + t for t in lines for n in range(8)).encode(), b""
+    yield "one line", b"ValueError: x " * 4096, b"\n"
+    yield "bar", "".join(f"\r{n % 100}%|#####  | {n}/4000 ValueError: x" for n in range(4000)).encode(), b"\n"
 
 
 def _measure(path: Path) -> None:

@@ -34,7 +34,10 @@ def compose(now: Invocation) -> dict[str, Any]:
         "requested": now.requested,
         "provenance": provenance(now),
         "suites": [_suite(now, now.levels.suites[t[5:]]) for t in now.planned if t.startswith("unit:")],
-        "cases": [_case(now, now.case(task[6:])) for task in now.planned if task.startswith("check:")],
+        "cases": [
+            *(_case(now, now.case(task[6:])) for task in now.planned if task.startswith("check:")),
+            *(_repeat(now, now.case(task[7:])) for task in now.planned if task.startswith("repeat:")),
+        ],
         "proofs": [_proof(now, task[6:]) for task in now.planned if task.startswith("proof:")],
     }
     probe = _stages(now)
@@ -161,6 +164,8 @@ def _cached_from(outcome: Outcome | None) -> dict[str, Any]:
 
 
 def _case(now: Invocation, case: Case) -> dict[str, Any]:
+    from tasks import chain, repeat
+
     run = now.outcomes.get(f"run:{case.id}")
     for task in (f"check:{case.id}", f"metrics:{case.id}", f"run:{case.id}"):
         outcome = now.outcomes.get(task)
@@ -180,33 +185,30 @@ def _case(now: Invocation, case: Case) -> dict[str, Any]:
         verdict = str(Verdict.BLOCKED)
         text = f"cached: ran {run.record.finished}; require_executed=1 asks for a run of its own (fresh=1)"
         reasons = [Reason("cached", case.id, text).as_dict()]
-    compared = baseline(now, case, verdict, judged)
-    if compared and judged.get("class") == "undecided" and compared["finding"] != "new" and verdict == "Fail":
-        # nothing in the evidence points at the change, and without it the case ends no better
-        verdict = str(Verdict.BLOCKED)
-        reasons = [
-            Reason("baseline", case.id, f"{compared['text']}: not evidence against the change").as_dict(),
-            *reasons,
-        ]
+    verdict, reasons, theirs = compared(now, case, verdict, reasons, judged)
     entry: dict[str, Any] = {
         "id": case.id, "level": case.level, "case": case.name, "title": case.title,
-        "rehearsal": case.id.startswith("rehearse."), "verdict": verdict, "reasons": reasons, "cached": cached,
+        "rehearsal": now.environment_of(case) == "cpu", "verdict": verdict, "reasons": reasons, "cached": cached,
         "attempts": [{key: one.get(key) for key in ATTEMPT_KEYS} for one in tried],
         "steps": judged.get("steps") or {"requested": case.steps, "reached": 0},
         "checks": judged.get("checks") or [_unevaluated(expr) for expr in case.checks],
         "command": list(run.record.artefact.get("command", [])) if run and run.record else list(case.argv()),
         "metrics": f"{tried[-1]['path']}/metrics.json" if tried and judged else None,
-        "baseline": compared,
+        "baseline": theirs,
         "model": case.model, "gpus_wanted": case.gpus, "first_error": judged.get("first_error"),
         "evidence": judged.get("evidence") or {}, "warnings": judged.get("warnings") or [],
         "class": judged.get("class"), "flaky": len(tried) > 1 and verdict == "Pass",
-        "limitations": list(case.limitations),
+        "limitations": [*case.limitations, *repeat.known(now, case, run.record if run else None)],
     }  # fmt: skip
     if cached and run and run.record:
         entry["cached_from"] = {
             "when": run.record.finished, "host": run.record.host, "gpus": list(run.record.gpus),
             "attempt": tried[-1]["id"],
         }  # fmt: skip
+    told = chain.links(verdict, reasons, judged, tried[-1]["path"] if tried else None)
+    if cached and run and run.record:
+        told.append(chain.cached(verdict, run.record))
+    entry["chain"] = [link.text for link in told]
     if case.quarantine:
         held = case.quarantine
         entry["quarantine"] = {"reason": held.reason, "owner": held.owner, "until": held.until}
@@ -218,9 +220,31 @@ def _unevaluated(expr: str) -> dict[str, Any]:
     return {"expr": expr, "verdict": str(Verdict.FAIL), "value": None, "limit": None, "text": f"not evaluated: {expr}"}
 
 
+def _repeat(now: Invocation, case: Case) -> dict[str, Any]:
+    from tasks import repeat
+
+    described = _case(now, now.case(repeat.PREFIX + case.id))
+    outcome, _, reasons = _verdict(now, f"repeat:{case.id}")
+    if outcome is None or outcome.record is None:
+        return {**described, "verdict": str(Verdict.BLOCKED), "reasons": reasons}
+    return repeat.entry(outcome.record.artefact, described)
+
+
+def compared(
+    now: Invocation, case: Case, verdict: str, reasons: list[dict[str, Any]], judged: Mapping[str, Any]
+) -> tuple[str, list[dict[str, Any]], dict[str, Any] | None]:
+    """Return verdict and reasons after the comparison with the vendored Bridge, and that comparison."""
+    theirs = baseline(now, case, verdict, judged)
+    if theirs and judged.get("class") == "undecided" and theirs["finding"] != "new" and verdict == "Fail":
+        # nothing in the evidence points at the change, and without it the case ends no better
+        text = f"{theirs['text']}: not evidence against the change"
+        return str(Verdict.BLOCKED), [Reason("baseline", case.id, text).as_dict(), *reasons], theirs
+    return verdict, reasons, theirs
+
+
 def baseline(now: Invocation, case: Case, verdict: str, judged: Mapping[str, Any]) -> dict[str, Any] | None:
     """Compare a case that is no Pass with the newest run of the vendored Bridge: new, pre-existing or environment."""
-    if case.id.startswith(("baseline.", "rehearse.")):
+    if case.id.startswith(("baseline.", "rehearse.", "repeat.")):
         return None
     if verdict not in ("Fail", "Blocked"):
         return None

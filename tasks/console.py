@@ -49,7 +49,7 @@ class Plain:
 
     def show(self, kind: str, subject: str, text: str, **facts: Any) -> None:
         """Print one line; the answer's lines have no time stamp, so that the last line is the contract's."""
-        if kind == "result":
+        if kind in ("result", "row"):
             line = text
         else:
             verdict = facts.get("verdict", "")
@@ -120,6 +120,8 @@ class Live:
             style = {"Pass": "green", "Fail": "bold red", "Blocked": "yellow"}.get(facts.get("verdict", ""), "cyan")
             mark = f"{facts.get('verdict', '')}{' (cached)' if facts.get('cached') else ''}"
             self.console.print(Text.assemble((f"{mark:16}", style), subject, "  ", text))
+        elif kind == "row":
+            self.console.print(text, markup=False, soft_wrap=True)
         elif kind == "result":
             self.close()
             self.plain.show(kind, subject, text, **facts)
@@ -175,6 +177,8 @@ class Reporter:
     def _heard(self, kind: str, subject: str, facts: Mapping[str, Any]) -> None:
         if kind == "progress":
             self.face.show("progress", subject, facts["text"])
+        elif kind == "row":
+            self.face.show("row", subject, facts["text"])
         elif kind == "stale":
             self.face.show("progress", subject, f"stale: {facts['reason'].text}")
         elif kind == "poll":

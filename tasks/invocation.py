@@ -62,6 +62,15 @@ class Invocation(Pipeline):
                 if prefix == "baseline" or (case.rehearsal and case.rehearsal.supported):
                     yield self.case(f"{prefix}.{case.id}")
 
+    def repeatable(self) -> Iterator[tuple[Case, tuple[str, ...]]]:
+        """Yield the cases that the command line wants repeated, each with the tasks that must be a Pass before."""
+        for word in sys.argv[1:]:
+            if word.startswith("repeat:"):
+                case = self.case(word.removeprefix("repeat:"))
+                name = self.environment_of(case)
+                suites = () if name else self.levels.levels[case.level].suites
+                yield case, (f"probe-{name}" if name else "probe", *(f"unit:{suite}" for suite in suites))
+
     def is_fresh(self, stage: Stage) -> bool:
         """Return whether a record makes the stage fresh: doit's `uptodate`."""
         try:
@@ -103,6 +112,16 @@ class Invocation(Pipeline):
                     break
         except UserError as error:
             self.tell("progress", stage.task, text=f"no baseline: {error}")
+
+    def do_repeat(self, case: Case) -> bool | TaskFailed:
+        """Run the case n times: doit's action."""
+        from tasks import repeat
+
+        try:
+            return self._to_doit(repeat.perform(self, case))
+        except (UserError, OSError) as error:
+            task, told = f"repeat:{case.id}", error if isinstance(error, UserError) else UserError(str(error))
+            return self._to_doit(self.block(task, told))
 
     def do_sync(self) -> bool | TaskFailed:
         """Do the sync stage: doit's action."""

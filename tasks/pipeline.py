@@ -386,7 +386,9 @@ class Pipeline:
         return Stage("check", case.id, lambda: judging.check_inputs(self, case), lambda: judging.judge(self, case))
 
     def case(self, text: str) -> Case:
-        """Return the case called `text`; "rehearse." and "baseline." in front give the case in that form."""
+        """Return the case called `text`; "rehearse.", "baseline.", "repeat." in front give it in that form."""
+        if text.startswith("repeat."):
+            return replace(self.case(text.removeprefix("repeat.")), id=text)
         for prefix in ("rehearse.", "baseline."):
             if text.startswith(prefix):
                 found = self.levels.case(text.removeprefix(prefix))
@@ -395,7 +397,7 @@ class Pipeline:
 
     def environment_of(self, case: Case) -> str:
         """Return which environment a case's probe and run use: "", "cpu" or "baseline"."""
-        prefix = case.id.partition(".")[0]
+        prefix = case.id.removeprefix("repeat.").partition(".")[0]
         return {"rehearse": "cpu", "baseline": "baseline"}.get(prefix, "")
 
 

@@ -32,7 +32,9 @@ class Query(Command):  # type: ignore[misc]  # doit has no types
     def execute(self, opt_values: Mapping[str, Any], pos_args: Sequence[str]) -> int:
         """Answer; a user's mistake is one line and exit status 2."""
         try:
-            return self.answer(invocation.current(), pos_args, as_json=bool(opt_values["as_json"]))
+            words = [word for word in pos_args if word != "--json"]  # doit reads options in front of words only
+            as_json = bool(opt_values["as_json"]) or len(words) < len(pos_args)
+            return self.answer(invocation.current(), words, as_json=as_json)
         except UserError as error:
             return say_error(error)
         except BrokenPipeError:
@@ -140,16 +142,21 @@ class Why(Query):
         """Print a chain for each stage of NAME."""
         if not words:
             raise UserError("why what? name a task, a case or a level: doit why level0.grpo_megatron")
-        from tasks.why import explain, stages_of
+        from tasks.why import chain_of, explain, stages_of
 
-        chains = [(stage.task, *explain(now, stage)) for word in words for stage in stages_of(now, word)]
+        told = [(stage, *explain(now, stage)) for word in words for stage in stages_of(now, word)]
+        chains = {s.task: chain_of(now, now.case(s.name)) for s, _, _ in told if s.kind == "check"}
         if as_json:
-            print(json.dumps(
-                [{"task": t, "state": s, "reasons": [r.as_dict() for r in rs]} for t, s, rs in chains], indent=1
-            ))  # fmt: skip
+            print(json.dumps([
+                {"task": stage.task, "state": state, "reasons": [r.as_dict() for r in reasons],
+                 "chain": [link.as_dict() for link in chains.get(stage.task, [])]}
+                for stage, state, reasons in told
+            ], indent=1))  # fmt: skip
             return 0
-        for task, state, reasons in chains:
-            print(f"{task}: {state}")
+        for stage, state, reasons in told:
+            print(f"{stage.task}: {state}")
+            for link in chains.get(stage.task, []):
+                print(f"    {link.text}")
             for reason in reasons:
                 change = f" ({reason.old} -> {reason.new})" if reason.old is not None or reason.new is not None else ""
                 print(f"    {reason.text}{change}")

@@ -85,8 +85,8 @@ def preflight(pipe: Pipeline, case: Case, place: Place) -> list[Reason]:
     return reasons
 
 
-def execute(pipe: Pipeline, case: Case) -> Done:
-    """Run the case; another attempt follows only for classes that say nothing about the change."""
+def execute(pipe: Pipeline, case: Case, retries: int | None = None) -> Done:
+    """Run the case; another attempt follows only for classes that say nothing about the change (default: retries=)."""
     from tasks import judging
 
     name = pipe.environment_of(case)
@@ -98,12 +98,13 @@ def execute(pipe: Pipeline, case: Case) -> Done:
         return pipeline.Done({"attempts": []}, verdict, tuple(reasons), reusable=False)
     trees = pipe.sound_trees(baseline=name == "baseline")
     tried: list[dict[str, Any]] = []
+    most = pipe.settings.retries if retries is None else retries
     with _gpu_lease(pipe, case, place):
         while True:
             facts = _attempt(pipe, case, place, trees)
             again = None if pipe.stop.is_set() else judging.retry_class(pipe, case, facts)
             tried.append({**facts, "retry_class": again})
-            if again is None or len(tried) > pipe.settings.retries:
+            if again is None or len(tried) > most:
                 break
     proof: dict[str, str] = {}
     for one in tried:
@@ -168,6 +169,12 @@ def _attempt(pipe: Pipeline, case: Case, place: Place, trees: Mapping[str, Tree]
         "damage": damage,
         "roots": roots,
         "path_map": pipe.path_map(folder, trees, place),
+        # what bundle and reproduce need and the digests of the record do not give back
+        "case": case.id,
+        "overrides": list(user_overrides(pipe)),
+        "runtime": place.runtime.name,
+        "image": {key: place.image.get(key) for key in ("ref", "digest", "id")},
+        "trees": {kind: {"digest": m.digest, "sha": m.head} for kind, m in pipe.manifests.items()},
     }
     write_json(folder / "attempt.json", {k: v for k, v in facts.items() if k != "path_map"})
     return facts

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tasks import chain
 from tasks.digests import difference
 from tasks.errors import UserError
-from tasks.files import read_json
+from tasks.files import read_json, sha256_json
 from tasks.verdict import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tasks.invocation import Invocation
+    from tasks.levels import Case
     from tasks.pipeline import Stage
+    from tasks.records import Record
 
 
 def stages_of(now: Invocation, word: str) -> list[Stage]:
@@ -34,13 +37,57 @@ def stages_of(now: Invocation, word: str) -> list[Stage]:
         level = now.levels.levels[word]
         return [*(now.unit(now.levels.suites[s]) for s in level.suites),
                 *(stage for case in level.cases for stage in (now.run(case), now.check(case)))]  # fmt: skip
-    case = now.case(f"{kind}.{rest}" if kind in ("rehearse", "baseline") else word)
+    case = now.case(f"{kind}.{rest}" if kind in ("rehearse", "baseline", "repeat") else word)
     return [now.run(case), now.metrics(case), now.check(case)]
 
 
-def explain(now: Invocation, stage: Stage) -> tuple[str, list[Reason]]:
-    """Return the state of a stage ("fresh", "stale", "never") and the reasons, newest record compared with now."""
+def record_of(now: Invocation, stage: Stage) -> Record | None:
+    """Return the record that speaks for a stage: that of its inputs as they are now, else the newest.
+
+    Metrics and check follow the run that speaks: theirs are the newest of that run's evidence.
+    """
+    if stage.kind in ("metrics", "check"):
+        run = record_of(now, now.run(now.case(stage.name)))
+        digest = sha256_json(dict(run.evidence)) if run else None
+        found = [r for r in now.records.history(stage.kind, stage.name) if r.inputs.get("run") == digest]
+        return found[-1] if found else None
     latest = now.records.latest(stage.kind, stage.name)
+    return latest and (now.records.find(stage.kind, stage.name, stage.inputs()) or latest)
+
+
+def chain_of(now: Invocation, case: Case) -> list[chain.Link]:
+    """Return what the verdict of a case rests on, from records alone; nothing where nothing is known."""
+    from tasks import answer
+
+    run = record_of(now, now.run(case))
+    stopped = _stopped_before(now, case, run)
+    if stopped is not None or run is None:
+        return [stopped] if stopped else []
+    check, tried = record_of(now, now.check(case)), run.artefact["attempts"]
+    if not tried or check is None:  # preflight
+        return chain.links(run.artefact["verdict"], run.artefact["reasons"], {}, None) if not tried else []
+    judged = check.artefact
+    verdict, reasons, _ = answer.compared(now, case, judged["verdict"], judged["reasons"], judged)
+    return chain.links(verdict, reasons, judged, tried[-1]["path"])
+
+
+def _stopped_before(now: Invocation, case: Case, run: Record | None) -> chain.Link | None:
+    """Return the probe or unit suite that has stopped the case since its run, if one did."""
+    name = now.environment_of(case)
+    suites = now.levels.levels[case.level].suites if not name else ()
+    before = [now.probe(environment_name=name), *(now.unit(now.levels.suites[suite]) for suite in suites)]
+    for last in filter(None, (record_of(now, stage) for stage in before)):
+        if last.artefact["verdict"] != "Pass" and (run is None or last.finished > run.finished):
+            text = last.artefact["reasons"][0]["text"] if last.artefact["reasons"] else "no reason"
+            task = f"{last.stage}:{last.name}".rstrip(":")
+            reason = Reason("dependency", task, f"{task} is {last.artefact['verdict']}: {text}")
+            return chain.links("Blocked", [reason.as_dict()], {}, None)[0]
+    return None
+
+
+def explain(now: Invocation, stage: Stage) -> tuple[str, list[Reason]]:
+    """Return the state of a stage ("fresh", "stale", "never") and the reasons, its record compared with now."""
+    latest = record_of(now, stage)
     if latest is None:
         return "never", [Reason("never", stage.task, "has never been done in this workspace")]
     tried = latest.artefact.get("attempts") or []

@@ -59,6 +59,7 @@ def test_nothing_runs_twice_and_a_cached_pass_is_shown_as_cached(passed):
     assert not again.ran("run:level0.train")
     assert again.case["cached"] is True
     assert again.case["cached_from"]["attempt"] == again.case["attempts"][0]["id"]
+    assert "evidence files hashed again" in again.case["chain"][-1]
     assert again.out.rstrip().splitlines()[-2].startswith("Result: Pass - ")
 
 
@@ -182,6 +183,8 @@ def test_an_undecided_death_is_compared_with_the_vendored_bridge_by_itself(mini,
     assert done.rc == rc, done.out
     assert done.case["class"] == "undecided"
     assert done.case["baseline"]["finding"] == finding
+    decided = [text for text in done.case["chain"] if "the vendored Bridge shows, too" in text]
+    assert bool(decided) is (rc == 2)
     off = mini.doit("level0", "run.mode=die", "baseline=off")
     assert off.case["baseline"]["finding"] == finding  # a record by now
 

@@ -82,6 +82,12 @@ def test_all_proofs_together_are_a_pass():
         ({"exit": {"rc": 1, "reason": "exited"}}, "Fail", "teardown"),
         ({"exit": {"rc": None, "reason": "hang"}}, "Fail", "hang"),
         ({"exit": {"rc": None, "reason": "timeout"}}, "Fail", "hang"),
+        # told to stop, it ended with rc 0: that is no end of its own
+        ({"exit": {"rc": 0, "reason": "timeout"}}, "Fail", "hang"),
+        ({"exit": {"rc": 0, "reason": "a word from a newer agent"}}, "Fail", "teardown"),
+        # no process took the Bridge from the tree, whatever it took Core and NeMo-RL from
+        ({"origins": (Origin("megatron.core", "/c/x.py", "worker", expected=True),)}, "Fail", "origin"),
+        ({"origins": (Origin("nemo_rl", "/r/x.py", "worker", expected=True),)}, "Fail", "origin"),
     ],
 )  # fmt: skip
 def test_without_one_proof_there_is_no_pass(change, verdict, kind):
@@ -94,6 +100,62 @@ def test_stopping_early_with_rc_0_says_how_far_it_came():
     decision = decide(replace(ASK, steps=5), replace(GOOD, series=series(loss={"1": 2.1, "2": 2.0, "3": 1.9})))
     assert decision.reasons[0].text == "target step not reached: 3 of 5"
     assert decision.steps_reached == 3
+
+
+def test_running_past_the_request_is_said_so():
+    decision = decide(ASK, replace(GOOD, series=series(loss={"1": 0.5, "2": 0.4, "3": 0.3})))
+    assert decision.reasons[0].text == "ran past the requested step: 3, asked for 2"
+    assert decision.failure_class == "check"  # not an early end
+
+
+def test_a_thousand_steps_are_compared_by_value():
+    steps = {str(n): 0.5 for n in range(1, 1001)}
+    values = {"train/loss": steps, "train/token_mult_prob_error": dict.fromkeys(steps, 1.0)}
+    assert decide(replace(ASK, steps=1000), replace(GOOD, series=values)).verdict is Verdict.PASS
+
+
+def test_a_series_that_is_constant_but_not_zero_is_real_work():
+    assert decide(ASK, replace(GOOD, series=series(loss={"1": -0.5, "2": -0.5}))).verdict is Verdict.PASS
+
+
+def test_a_false_check_tells_value_and_limit_to_programs():
+    decision = decide(ASK, replace(GOOD, series=series(token_mult_prob_error={"1": 1.0, "2": 1.2})))
+    assert (decision.reasons[0].old, decision.reasons[0].new) == ("1.05", "1.2")
+    absent = decide(ASK, replace(GOOD, series={"train/loss": {"1": 0.5, "2": 0.4}}))
+    assert [r.old for r in absent.reasons if r.kind == "check"] == [None]
+
+
+@pytest.mark.parametrize(("detail", "words"), [("disk full", "disk full"), (None, "no result was measured")])
+def test_a_stopped_run_says_why(detail, words):
+    decision = decide(ASK, replace(GOOD, exit={"rc": None, "reason": "spawn_failed", "detail": detail}))
+    assert decision.reasons[0].text == f"the command could not be started: {words}"
+
+
+@pytest.mark.parametrize(
+    ("loss", "verdict", "failure_class"),
+    [({"1": 0.5}, "Blocked", "environment"), ({"1": 0.5, "2": 0.4}, "Fail", "check")],
+)
+def test_rc_0_with_an_environment_error_is_blocked_only_if_it_ended_early(loss, verdict, failure_class):
+    wrong = series(loss=loss, token_mult_prob_error={"1": 9.0})
+    decision = decide(ASK, replace(GOOD, series=wrong, facts=log(first=found("environment"))))
+    assert (decision.verdict, decision.failure_class) == (verdict, failure_class)
+
+
+@pytest.mark.parametrize(
+    ("exit_facts", "failure_class"),
+    [({"rc": 1, "reason": "exited"}, "undecided"), ({"rc": None, "reason": "hang"}, "hang"),
+     ({"rc": None, "reason": "silent"}, "undecided")],
+)  # fmt: skip
+def test_without_steps_only_a_hang_behind_the_done_pattern_is_an_end_gone_wrong(exit_facts, failure_class):
+    ask = replace(ASK, steps=None, checks=(), real_work=())
+    decision = decide(ask, replace(GOOD, exit=exit_facts, facts=log(training_done=True)))
+    assert (decision.verdict, decision.failure_class) == (Verdict.FAIL, failure_class)
+
+
+@pytest.mark.parametrize(("done", "failure_class"), [(True, "hang"), (False, "teardown")])
+def test_silence_after_all_steps_is_a_hang_only_if_the_log_says_that_training_is_done(done, failure_class):
+    decision = decide(ASK, replace(GOOD, exit={"rc": None, "reason": "silent"}, facts=log(training_done=done)))
+    assert decision.failure_class == failure_class
 
 
 def test_every_check_is_shown_even_if_nothing_ran():
@@ -125,6 +187,21 @@ def test_a_run_that_died_is_blamed_on_its_first_cause(facts, rc, verdict, failur
     evidence = replace(GOOD, exit={"rc": rc, "reason": "exited"}, facts=facts, series={"train/loss": {"1": 0.5}})
     decision = decide(ASK, evidence)
     assert (decision.verdict, decision.failure_class) == (verdict, failure_class)
+
+
+@pytest.mark.parametrize(
+    ("facts", "verdict", "failure_class", "quoted"),
+    [
+        (log(first=found("change", "shape")), "Fail", "change", "shape happened"),
+        (log(first=found("undecided", "oom"), bridge_frame=Frame("b.py", 1, "f")), "Fail", "undecided", "oom happened"),
+        (log(first=found("undecided", "oom"), workers_started=False), "Blocked", "environment", "before the policy"),
+        (log(bridge_frame=Frame("b.py", 1, "f")), "Fail", "change", "raised in the Bridge: b.py:1 in f"),
+    ],
+)
+def test_the_cause_comes_first_among_the_reasons(facts, verdict, failure_class, quoted):
+    decision = decide(ASK, replace(GOOD, exit={"rc": 1, "reason": "exited"}, facts=facts, series={}))
+    assert (decision.verdict, decision.failure_class) == (verdict, failure_class)
+    assert quoted in decision.reasons[0].text
 
 
 def test_a_full_disk_before_a_bridge_frame_is_blocked():
@@ -159,7 +236,11 @@ def test_a_case_without_steps_passes_on_its_files_and_log():
 def test_the_first_cause_is_quoted_with_its_echoes():
     facts = log(first=found("environment", "pybind11", line=3, echoes=15), training_done=False)
     decision = decide(ASK, replace(GOOD, exit={"rc": 1, "reason": "exited"}, facts=facts, series={}))
-    assert decision.reasons[0].text.startswith("run.log:3: pybind11 happened (15 similar)")
+    assert decision.reasons[0].text == "run.log:3: pybind11 happened (15 similar); do this"
+
+
+def test_a_reason_is_written_without_what_it_does_not_have():
+    assert Reason("rc", "process", "t", "0").as_dict() == {"kind": "rc", "subject": "process", "text": "t", "old": "0"}
 
 
 def test_seconds_of_ray_monitoring_never_count_as_steps():

@@ -125,7 +125,8 @@ def _unanswered(report: Mapping[str, Any], every: Sequence[Deliverable]) -> str 
         if stage in {"run", "metrics"} and subject not in ids:
             return f"{one_line(name)} records and does not judge: ask for {subject or 'a case'} itself"
         # A rehearsal answers for no level, so its name is looked for with its prefix.
-        wanted = ".".join(filter(None, (stage, subject))) if stage in {"rehearse", "baseline"} else subject or stage
+        prefixed = stage in {"rehearse", "baseline", "repeat"}
+        wanted = ".".join(filter(None, (stage, subject))) if prefixed else subject or stage
         if not any(i == wanted or i.startswith(f"{wanted}.") for i in ids) and not (stage == "check" and ids):
             return f"{wanted} was requested, but the report has no case of it"
     return None

@@ -78,7 +78,7 @@ def curves(case: Mapping[str, Any], root: Path, *, max_points: int) -> list[Curv
             known += [limit] if limit is not None and limit not in known else []
     wanted = [*limits, *(t for t in _CONTEXT if t not in limits)]
     made = (
-        _curve(tag, facts.table(series.get(tag)), facts.table(base.get(tag)), limits.get(tag, []), max_points)
+        curve(tag, facts.table(series.get(tag)), facts.table(base.get(tag)), limits.get(tag, []), max_points)
         for tag in wanted[:MAX_CURVES]
     )
     return [c for c in made if c is not None]
@@ -97,13 +97,10 @@ def thin(points: Sequence[Point], most: int) -> list[Point]:
     return [*kept, points[-1]]
 
 
-def _curve(
-    tag: str,
-    values: Mapping[str, Any],
-    base: Mapping[str, Any],
-    limits: Sequence[float],
-    most: int,
+def curve(
+    tag: str, values: Mapping[str, Any], base: Mapping[str, Any], limits: Sequence[float], most: int
 ) -> Curve | None:
+    """Return {step: value} ready to draw with its baseline and limits; None where there is no point."""
     points, lost = split(values)
     other, _ = split(base)
     if not (points or lost):

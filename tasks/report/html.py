@@ -257,7 +257,7 @@ def _commands(d: facts.Deliverable, *, demo: bool) -> list[tuple[str, str]]:
     """Return what a reader copies: the exact command, how to run it again, why it is stale, where the log is."""
     name = f"unit:{d.id.removeprefix('unit.')}" if d.kind == "suite" else d.id
     name = f"proof:{d.id.removeprefix('proof.')}" if d.kind == "proof" else name
-    for prefix, task in (("rehearse.", "rehearse:"), ("baseline.", "baseline:")):
+    for prefix, task in (("repeat.", "repeat:"), ("rehearse.", "rehearse:"), ("baseline.", "baseline:")):
         name = task + name.removeprefix(prefix) if name.startswith(prefix) else name
     # The demo's checkouts are known to its own command only.
     again = [("Run again", f"./doitw {name} fresh=1"), ("Explain", f"./doitw why {name}")]

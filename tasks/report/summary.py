@@ -55,7 +55,7 @@ def render(report: Mapping[str, Any]) -> str:
 def named_deliverables(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return name and answer of each deliverable of the skill's block, in its order, in Markdown."""
     every = facts.deliverables(report)
-    real = [d for d in every if d.kind == "case" and not d.rehearsal and not d.id.startswith("baseline.")]
+    real = [d for d in every if d.kind == "case" and not d.rehearsal and not d.id.startswith(("baseline.", "repeat."))]
     numbered = [d for d in real if _LEVEL.match(str(d.item.get("level")))]
     variants = [d for d in real if d.item.get("level") != "level0"]
     suites = [d for d in every if d.kind == "suite"]

@@ -13,7 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from tasks.triage.blame import MOST_FINDINGS, Blame, short
-from tasks.triage.facts import ErrorKind, Finding, Frame, LogFacts, retry_class
+from tasks.triage.facts import ErrorKind, Finding, Frame, LogFacts
 from tasks.triage.patterns import compile_user
 from tasks.triage.prefixes import split
 from tasks.triage.scan import Watch, scan
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from tasks.triage.signatures import Signature
     from tasks.triage.tracebacks import Group
 
-__all__ = ["MOST_FINDINGS", "ErrorKind", "Finding", "Frame", "LogFacts", "read_log", "retry_class"]
+__all__ = ["MOST_FINDINGS", "ErrorKind", "Finding", "Frame", "LogFacts", "read_log"]
 
 MOST_TRACEBACKS = 2000  # read frame by frame between two signs of progress
 MOST_IMPORTS = 100  # different "Skipping import." lines kept
 MOST_ECHOES = 20_000  # counted of one signature between two signs of progress; a log may consist of nothing else
+MOST_VAIN = 20_000  # lines that hold the same needles and match nothing ("ValueError: "), between two signs of progress
 
 QUIET = re.compile(
     r"^(?:INFO|DEBUG|WARN|WARNING|[Ww]arning)[: ]|^\++ |^MasterConfig\(|\b(?:User|Future|Deprecation|Runtime)Warning: "
@@ -99,6 +100,7 @@ class _Reading:
         self.read = 0
         self.blame = Blame()
         self.echoes: Counter[str] = Counter()
+        self.vain: Counter[tuple[bytes, ...]] = Counter()
         self.warnings: dict[str, tuple[int, str, int]] = {}
         self.at: dict[str, int] = {}
         self.import_lines: dict[str, int] = {}
@@ -194,6 +196,7 @@ class _Reading:
         self.blame.progress()
         self.read = 0
         self.echoes.clear()
+        self.vain.clear()
         self.watch.resume()
 
     def _match(self, line: Line, part: Part, group: Group | None) -> None:
@@ -222,6 +225,10 @@ class _Reading:
                 if group is not None:
                     group.known = group.known or not signature.symptom
             return
+        self.vain[line.needles] += 1
+        if self.vain[line.needles] > MOST_VAIN:
+            kept = {n for own in [*BANNERS.values(), *(u.needles or () for u in self.waiting.values())] for n in own}
+            self.watch.pause(*set(line.needles) - kept)
 
     def result(self) -> LogFacts:
         """Close what is open and return the facts."""

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from tasks.triage.tracebacks import Frame
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
-__all__ = ["ErrorKind", "Finding", "Frame", "LogFacts", "retry_class"]
+__all__ = ["ErrorKind", "Finding", "Frame", "LogFacts"]
 
 ErrorKind = Literal["infrastructure", "environment", "configuration", "change", "undecided"]
 
@@ -77,18 +73,3 @@ class LogFacts:
     import_lines: tuple[str, ...] = ()
     stale_weights: bool = False
     warning_lines: dict[str, int] = field(default_factory=dict)
-
-
-def retry_class(facts: LogFacts, exit_: Mapping[str, Any]) -> Literal["infrastructure", "teardown"] | None:
-    """Return why one more attempt is allowed, if it is; never for a run that ended well or was stopped by someone.
-
-    infrastructure: the first error is one, whatever followed it. teardown: the training was done, no error came
-    before that, and then the process ended by itself with another status than 0. `exit_` is exit.json.
-    """
-    reason, rc = exit_.get("reason"), exit_.get("rc")
-    if reason not in {"exited", "timeout", "hang", "silent"} or (reason == "exited" and rc == 0):
-        return None
-    first, done = facts.first, facts.done_line
-    if first is not None and (done is None or first.line < done):
-        return "infrastructure" if first.kind == "infrastructure" else None
-    return "teardown" if facts.training_done and reason == "exited" else None

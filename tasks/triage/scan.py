@@ -223,10 +223,10 @@ def _build(needles: frozenset[bytes]) -> _Index:
 
 
 def _rarity_in(needle: bytes) -> Callable[[int], int]:
-    """Guess how rare a window is in a log: capitals and signs are, the commonest letters are not."""
+    """Guess how rare a window is in a log: capitals and signs are, the commonest letters and "Error" are not."""
 
     def rarity(at: int) -> int:
-        common, usual = b" etaoinsrl", b"bcdfghjkmpquvwxyz0123456789./_-"
-        return sum(0 if byte in common else 1 if byte in usual else 3 for byte in needle[at : at + WINDOW])
+        common, usual, window = b" etaoinsrl", b"bcdfghjkmpquvwxyz0123456789./_-", needle[at : at + WINDOW]
+        return sum(0 if byte in common else 1 if byte in usual else 3 for byte in window) - 9 * (b"Error" in window)
 
     return rarity
