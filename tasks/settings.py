@@ -27,12 +27,13 @@ ENVIRONMENT = {
     "runtime": "E2E_RUNTIME",
     "build": "E2E_BUILD_DIR",
     "levels": "E2E_LEVELS",
+    "reports": "E2E_REPORTS",
 }
 # settings of the pipeline and, after them, the arguments of single commands
 SETTINGS = (
     *ENVIRONMENT, "python", "retries", "timeout", "fresh", "require_executed", "require_pinned", "jobs", "baseline",
     "keep_work", "wait", "notify",
-    "since", "undo", "fault", "family", "n", "open", "max_gpu_hours", "detach",
+    "since", "undo", "fault", "family", "n", "open", "max_gpu_hours", "detach", "annotations",
 )  # fmt: skip
 # an undecided failure is compared with the vendored Bridge by itself if that costs no more (level 0: 20 GPU minutes)
 BASELINE_GPU_MINUTES = 40.0
@@ -62,6 +63,7 @@ class Settings:
     jobs: int = 1
     wait_s: float = 7200.0
     notify: tuple[str, ...] = ()
+    reports: Path | None = None
     overrides: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -214,6 +216,7 @@ def load(
         baseline_budget=_budget(value("baseline")),
         jobs=_count(value("jobs") or "1", "jobs", 1),
         wait_s=parse_duration(value("wait") or "2h", "wait"),
+        reports=path("reports"),
         notify=_notify(value("notify"), site),
         overrides=overrides,
         arguments={k: v for k, v in given.items() if k in SETTINGS[SETTINGS.index("since") :]},

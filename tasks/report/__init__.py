@@ -73,6 +73,18 @@ def write(report: Mapping[str, Any], root: Path) -> Path:
     return folder
 
 
+def publish(folder: Path | None, into: Path) -> None:
+    """Copy the four files from the workspace to where a CI job picks them up; None takes old ones away from there.
+
+    A run begins with the latter, so that what a job finds is what it ran. Raises OSError.
+    """
+    for name in NAMES:
+        if folder is None:
+            (into / name).unlink(missing_ok=True)
+        else:
+            files.write_bytes(into / name, (folder / name).read_bytes())
+
+
 def _json_bytes(report: Mapping[str, Any]) -> bytes:
     """Return report.json; numbers that JSON does not have are written as the words that metrics.json uses."""
     try:
