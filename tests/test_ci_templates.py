@@ -248,3 +248,18 @@ def test_an_unknown_service_is_refused(runner: Runner) -> None:
     done = runner.mini.doit("report", "annotations=gitbub")
     assert done.rc == 2
     assert "choose github or azure" in done.out
+
+
+def test_a_run_takes_the_reports_of_an_earlier_one_away_before_anything_runs(runner: Runner, tmp_path: Path) -> None:
+    from tasks import invocation, settings
+
+    for name in ("junit.xml", "report.json", "notes.txt"):
+        (tmp_path / name).write_text("of an earlier job")
+    mini = runner.mini
+    given = {"bridge": mini.bridge, "nemo_rl": mini.nemo_rl, "build": mini.build, "levels": mini.levels}
+    words = {**{k: str(v) for k, v in given.items()}, "runtime": "local", "reports": str(tmp_path)}
+    now = invocation.Invocation(settings.load(words, environ={}))
+    now.begin([], [])
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+    now.finish()
+    assert json.loads((tmp_path / "report.json").read_text())["result"] == "Blocked"
