@@ -24,6 +24,6 @@ in
   demo = only "demo-source" [ "tasks/__init__.py" "tasks/errors.py" "tasks/files.py" "tasks/demo" ];
   program = only "nemo-rl-e2e-source" program;
   tested = only "nemo-rl-e2e-tested" (program ++ [
-    "tests" ".ci" "nix" "flake.nix" "flake.lock" "README.md" "ARCHITECTURE.md" "CONTRIBUTING.md" "CHANGELOG.md" "LICENSE" ".gitignore"
+    "tests" "docs" "mkdocs.yml" "ci" ".ci" "nix" "flake.nix" "flake.lock" "README.md" "ARCHITECTURE.md" "CONTRIBUTING.md" "CHANGELOG.md" "LICENSE" ".gitignore"
   ]);
 }

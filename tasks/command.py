@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from doit import doit_cmd
 from doit.cmd_run import Run as DoitRun
+from doit.cmdparse import CmdParseError
 from doit.exceptions import InvalidCommand, InvalidDodoFile, InvalidTask
 
 from tasks import invocation, settings
@@ -60,10 +61,10 @@ class Run(DoitRun):  # type: ignore[misc]  # doit has no types
                 return 0
             signal.signal(signal.SIGTERM, _stop)
             signal.signal(signal.SIGINT, _stop)
-            super().parse_execute(names)
+            super().parse_execute(sorted(names, key="--json".__ne__))  # doit takes its options before the tasks alone
         except UserError as error:
             return say_error(error)
-        except (InvalidCommand, InvalidTask, InvalidDodoFile) as error:
+        except (InvalidCommand, InvalidTask, InvalidDodoFile, CmdParseError) as error:
             return say_error(self._explain(error))
         except (KeyboardInterrupt, SystemExit) as end:
             code = end.code if isinstance(end, SystemExit) else 130
@@ -126,6 +127,7 @@ class Demo(Run):
     """Run the pipeline on generated miniature repositories; `fault=NAME` breaks a copy of the demo Bridge first."""
 
     doc_purpose = "run the demo workspace's levels"
+    doc_usage = "[TASK ...] [fault=NAME]"
 
     def prepare(self, names: list[str]) -> list[str]:
         """Make the repositories, point the settings at them, and return the demo's levels."""
@@ -165,6 +167,7 @@ class Changed(Run):
     """Run what `doit plan` shows."""
 
     doc_purpose = "run the levels that your change calls for (doit plan)"
+    doc_usage = "[since=REV]"
 
     def prepare(self, names: list[str]) -> list[str]:
         """Return the levels of the plan."""

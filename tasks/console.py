@@ -35,7 +35,7 @@ class Face(Protocol):
     """How events are shown."""
 
     def show(self, kind: str, subject: str, text: str, **facts: Any) -> None:
-        """Show one event: kind "start", "progress", "step", "done", "stale" or "result"."""
+        """Show one event: kind "start", "progress", "step", "done", "stale", "note" or "result"."""
 
     def close(self) -> None:
         """Give the terminal back."""
@@ -122,6 +122,8 @@ class Live:
             self.console.print(Text.assemble((f"{mark:16}", style), subject, "  ", text))
         elif kind == "row":
             self.console.print(text, markup=False, soft_wrap=True)
+        elif kind == "note":
+            self.console.print(Text(f"{subject}: {text}"))
         elif kind == "result":
             self.close()
             self.plain.show(kind, subject, text, **facts)
@@ -285,6 +287,11 @@ class Reporter:
         if interrupted and verdict is Verdict.PASS:
             verdict, sentence = Verdict.BLOCKED, "interrupted"
         self.answer = (verdict, sentence)
+        if not interrupted:  # whoever stopped the run knows, and waits for its end
+            from tasks import notify
+
+            for warning in notify.tell(self.now.report or {}, self.now.workspace.report, self.now.settings.notify):
+                self.face.show("note", "notify", warning)
         page = self.now.workspace.report / "index.html"
         self.face.show("result", "result", f"Result: {verdict} - {sentence}", verdict=str(verdict))
         self.face.show("result", "report", f"Report: {page}", path=str(page))

@@ -153,6 +153,7 @@ class Invocation(Pipeline):
         """Take the workspace, stop what dead runs left, and write a report in which nothing has run yet."""
         self.requested, self.planned = list(requested), list(planned)
         root = self.workspace.root
+        self._publish(None)
         self._held.enter_context(
             records.lock(
                 root / "lock",
@@ -195,9 +196,17 @@ class Invocation(Pipeline):
             report.write(now, self.workspace.root)
             self.report = now
 
+    def _publish(self, folder: Path | None) -> None:
+        """Put the reports of `folder` where `reports=` says; None takes old ones away from there."""
+        if self.settings.reports:
+            from tasks import report
+
+            report.publish(folder, self.settings.reports)
+
     def finish(self) -> tuple[Verdict, str]:
         """Write the last report, give the workspace back, and return the answer with its sentence."""
         self.write_report()
+        self._publish(self.workspace.report)
         self._held.close()
         found = self.report or {}
         return Verdict(found["result"]), found["sentence"]

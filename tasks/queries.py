@@ -244,13 +244,19 @@ class Report(Query):
     doc_purpose = "rewrite the reports from report.json, running nothing"
 
     def answer(self, now: Invocation, words: Sequence[str], *, as_json: bool) -> int:
-        """Render report.json again; with open=1 print the page's address for a browser."""
+        """Render report.json again; annotations=github prints what a CI service shows beside the code."""
         from tasks import report
+        from tasks.report import notices
 
+        service = now.settings.arguments.get("annotations")
+        if service not in (None, *notices.FORMATS):
+            raise UserError(f"annotations={service}: choose {' or '.join(notices.FORMATS)}")
         known = read_json(now.workspace.report / "report.json")
         if known is None:
             raise UserError(f"{now.workspace.report}: no report yet; run a level first")
         report.write(known, now.workspace.root)
+        for line in notices.lines(known, service) if service else ():
+            print(line)
         if as_json:
             print(json.dumps(known, indent=1))
         else:

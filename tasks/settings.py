@@ -8,7 +8,7 @@ import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tasks.errors import UserError
 
@@ -27,12 +27,14 @@ ENVIRONMENT = {
     "runtime": "E2E_RUNTIME",
     "build": "E2E_BUILD_DIR",
     "levels": "E2E_LEVELS",
+    "reports": "E2E_REPORTS",
 }
 # settings of the pipeline and, after them, the arguments of single commands
 SETTINGS = (
     *ENVIRONMENT, "python", "retries", "timeout", "fresh", "require_executed", "require_pinned", "jobs", "baseline",
-    "keep_work", "wait",
+    "keep_work", "wait", "notify",
     "since", "undo", "fault", "family", "n", "open", "max_gpu_hours", "detach", "verify", "key", "tolerance",
+    "annotations",
 )  # fmt: skip
 # an undecided failure is compared with the vendored Bridge by itself if that costs no more (level 0: 20 GPU minutes)
 BASELINE_GPU_MINUTES = 40.0
@@ -61,6 +63,8 @@ class Settings:
     baseline_budget: float = BASELINE_GPU_MINUTES
     jobs: int = 1
     wait_s: float = 7200.0
+    notify: tuple[str, ...] = ()
+    reports: Path | None = None
     overrides: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -116,7 +120,17 @@ def _budget(text: str | None) -> float:
     return 0.0 if text in ("off", "0") else parse_duration(text, "baseline") / 60
 
 
-def _site(path: Path) -> dict[str, str]:
+def _notify(text: str | None, site: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the program to tell the answer to: `notify=PROGRAM` or `notify=off`; with arguments only in site.yaml."""
+    if text is None:
+        words = site.get("notify") or []
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise UserError(f"site.yaml: notify: must be a list, program first: [mail-it, --to, me]; not {words!r}")
+        return tuple(words)
+    return () if text in ("off", "0") else (text,)
+
+
+def _site(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     import yaml
@@ -127,7 +141,7 @@ def _site(path: Path) -> dict[str, str]:
         raise UserError(f"{path}: not readable as YAML: {error}") from error
     if not isinstance(loaded, dict):
         raise UserError(f"{path}: must be a mapping of settings, e.g. `runtime: docker`")
-    return {str(k): str(v) for k, v in loaded.items() if not isinstance(v, (dict, list))}
+    return {str(k): v if isinstance(v, list) else str(v) for k, v in loaded.items() if not isinstance(v, dict)}
 
 
 def check_names(names: Mapping[str, str], where: str) -> None:
@@ -162,7 +176,7 @@ def load(
         sources = (
             (given.get(name), "the command line"),
             (environ.get(ENVIRONMENT.get(name, "")), ENVIRONMENT.get(name, "")),
-            (site.get(name), "site.yaml"),
+            (words if isinstance(words := site.get(name), str) else None, "site.yaml"),
         )
         for text, origin in sources:
             if text:
@@ -203,6 +217,8 @@ def load(
         baseline_budget=_budget(value("baseline")),
         jobs=_count(value("jobs") or "1", "jobs", 1),
         wait_s=parse_duration(value("wait") or "2h", "wait"),
+        reports=path("reports"),
+        notify=_notify(value("notify"), site),
         overrides=overrides,
         arguments={k: v for k, v in given.items() if k in SETTINGS[SETTINGS.index("since") :]},
         origins=origins,

@@ -96,7 +96,7 @@ def failing_case(**more: Any) -> dict[str, Any]:
         "baseline": {
             "verdict": "Pass",
             "sha": "5c4b3a29" * 5,
-            "classification": "new",
+            "finding": "new",
             "text": "the vendored Bridge passes the same case: the failure is new with this change",
             "checks": [check(value=1.0198), check(REWARD, value=0.405, limit=0.3)],
             "metrics": "attempts/baseline.level0.grpo_megatron/0001/metrics.json",

@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import run_git
 from tests.miniature import Miniature
+from tests.test_report import SCHEMA, violations
 
 
 @pytest.fixture
@@ -61,6 +62,13 @@ def test_nothing_runs_twice_and_a_cached_pass_is_shown_as_cached(passed):
     assert again.case["cached_from"]["attempt"] == again.case["attempts"][0]["id"]
     assert "evidence files hashed again" in again.case["chain"][-1]
     assert again.out.rstrip().splitlines()[-2].startswith("Result: Pass - ")
+
+
+def test_real_reports_are_what_the_published_schema_describes_and_no_more(passed):
+    stages_alone = passed.doit("sync", "image").report
+    assert [s["name"] for s in stages_alone["stages"]] == ["sync", "image"]
+    for report in (passed.doit("level0").report, stages_alone):
+        assert violations(report, SCHEMA, closed=True) == []
 
 
 def test_ci_can_forbid_a_cached_pass(passed):

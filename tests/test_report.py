@@ -21,8 +21,11 @@ from tests import report_samples as samples
 SCHEMA = json.loads(reports.SCHEMA.read_text())
 
 
-def violations(value: Any, schema: dict[str, Any], at: str = "$") -> list[str]:
-    """Return how `value` breaks `schema`: the part of JSON Schema that ours uses, any other keyword is an error."""
+def violations(value: Any, schema: dict[str, Any], at: str = "$", *, closed: bool = False) -> list[str]:
+    """Return how `value` breaks `schema`: the part of JSON Schema that ours uses, any other keyword is an error.
+
+    `closed`: a key that the schema does not describe is one, too, though readers must expect new ones.
+    """
     known = {
         "$ref",
         "const",
@@ -37,7 +40,7 @@ def violations(value: Any, schema: dict[str, Any], at: str = "$") -> list[str]:
     }
     assert set(schema) - known <= {"$schema", "$id", "title", "description", "$defs"}, at
     if "$ref" in schema:
-        return violations(value, SCHEMA["$defs"][schema["$ref"].removeprefix("#/$defs/")], at)
+        return violations(value, SCHEMA["$defs"][schema["$ref"].removeprefix("#/$defs/")], at, closed=closed)
     kinds = {
         "object": dict,
         "array": list,
@@ -61,11 +64,13 @@ def violations(value: Any, schema: dict[str, Any], at: str = "$") -> list[str]:
     if isinstance(value, dict):
         found += [f"{at}.{key} is missing" for key in schema.get("required", []) if key not in value]
         for key, item in value.items():
-            inner = schema.get("properties", {}).get(key, schema.get("additionalProperties", {}))
-            found += violations(item, inner, f"{at}.{key}")
+            inner = schema.get("properties", {}).get(key, schema.get("additionalProperties"))
+            if inner is None and closed and "properties" in schema:
+                found.append(f"{at}.{key} is not described")
+            found += violations(item, inner or {}, f"{at}.{key}", closed=closed)
     if isinstance(value, list):
         for n, item in enumerate(value):
-            found += violations(item, schema.get("items", {}), f"{at}[{n}]")
+            found += violations(item, schema.get("items", {}), f"{at}[{n}]", closed=closed)
     return found
 
 

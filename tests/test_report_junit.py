@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from junitparser import JUnitXml
+from junitparser import Error, Failure, JUnitXml, Skipped
 from lxml import etree
 
+from tasks import report as reports
 from tasks.report import junit
 from tasks.report.text import clean, one_line, read_around, read_tail
 from tests import report_samples as samples
@@ -312,3 +316,80 @@ def test_absurd_durations_keep_the_file_valid(spent: Any) -> None:
     case["attempts"][0]["duration_s"] = spent
     tree = rendered(case, {**case, "case": "other"})
     assert {c.get("time") for c in tree.iter("testcase")} <= {"0.000", "31.416"}
+
+
+# -- rules of CI services, as their documentation states them; schemas are in parsed() -----------------------------------
+
+HOSTILE = "\x1b[31mFAIL\x1b[0m \x00 ]]> <b>&amp; \ud800 \u2028 \"'` 日本 "
+MANY = [samples.failing_case(case=f"c{n}") if n % 2 else samples.blocked_case(case=f"b{n}") for n in range(200)]
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        pytest.param(samples.report(samples.case()), id="pass"),
+        pytest.param(samples.full_report(), id="one of everything"),
+        pytest.param(samples.report(samples.failing_case(case=HOSTILE, checks=[samples.check(HOSTILE, "Fail")])), id="hostile"),
+        pytest.param(samples.report(suites=[], probe=None), id="empty"),
+        pytest.param(samples.report(*MANY), id="many"),
+    ],
+)  # fmt: skip
+def test_rules_of_ci_services(report: dict[str, Any]) -> None:
+    data = junit.render(report, NOWHERE)
+    assert len(data) < 30_000_000  # GitLab: of one file
+    tree = parsed(data)
+    assert len(tree), "Azure, GitLab and dorny/test-reporter take a file without a suite for one without tests"
+    for suite in tree:
+        assert suite.get("name").strip()
+        for case in suite.iter("testcase"):
+            assert case.get("classname").strip(), "mandatory for Buildkite; half of GitLab's key"
+            assert case.get("name").strip(), "mandatory for Buildkite and CircleCI"
+            assert float(case.get("time")) >= 0, "CircleCI splits by it"
+            assert case.find("flakyFailure") is None or case.find("failure") is None, "Surefire: passed in the end"
+        for out in suite.iter("system-out"):
+            attached = [row for row in out.text.splitlines() if "[[ATTACHMENT|" in row]
+            assert all(re.fullmatch(r"\[\[ATTACHMENT\|[^|\]]+\]\]", row) for row in attached), "a line of its own"
+    again = JUnitXml.fromstring(data)  # what EnricoMi/publish-unit-test-result-action reads with
+    results = [r for suite in again for case in suite for r in case.result]
+    kinds = {"failure": Failure, "error": Error, "skipped": Skipped}
+    for tag, kind in kinds.items():
+        mine = [found.get("message") for found in tree.iter(tag)]
+        assert [r.message for r in results if type(r) is kind] == mine
+
+
+def test_the_file_is_bounded_however_many_cases_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(junit, "MAX_LOGS", 300_000)
+    cases = [samples.blocked_case(case=f"b{n}") for n in range(20)]
+    log = tmp_path / cases[0]["attempts"][0]["path"] / "run.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("x" * 400 + "\n" + ("y" * 400 + "\n") * 400)
+    logs = [out.text for out in rendered(*cases, root=tmp_path).iter("system-out")]
+    assert len(logs) == 20
+    assert sum(map(len, logs)) < 310_000
+    assert "yyy" in logs[0]
+    assert logs[-1].startswith("[[ATTACHMENT|")
+    assert logs[-1].count("\n") == 0
+
+
+def test_a_reader_that_polls_sees_a_valid_file_at_every_moment(tmp_path: Path) -> None:
+    skeleton = samples.report(samples.not_run_case(), samples.not_run_case(case="second"))
+    file = reports.write(skeleton, tmp_path) / "junit.xml"
+    seen: list[bytes] = []
+    over = threading.Event()
+
+    def poll() -> None:
+        while not over.is_set():
+            seen.append(file.read_bytes())  # never absent: a reader that meets no file would raise here
+
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(poll)
+        for n in range(8):
+            reports.write(samples.report(samples.case(), *MANY[:n], samples.not_run_case(case="second")), tmp_path)
+        reports.write(samples.report(samples.case(), samples.case("second")), tmp_path)
+        over.set()
+        reader.result()
+    states_seen = dict.fromkeys([*seen, file.read_bytes()])
+    assert len(states_seen) > 1
+    trees = [parsed(data) for data in states_seen]
+    assert all(int(t.get("errors")) + int(t.get("failures")) for t in trees[:-1]), "nothing unfinished is green"
+    assert int(trees[-1].get("errors")) + int(trees[-1].get("failures")) == 0

@@ -142,11 +142,13 @@ def test_follow_ups_are_derived_where_none_are_given() -> None:
     assert summary.render(samples.report(samples.case())).rstrip().endswith("Follow-ups:\n\n- none")
 
 
-@pytest.mark.parametrize("many", [1, 10, 80])
+@pytest.mark.parametrize("many", [1, 10, 50, 80])
 def test_at_most_sixty_lines(many: int) -> None:
     cases = [samples.failing_case(case=f"case{n}") for n in range(many)] + [samples.case(f"ok{n}") for n in range(many)]
     report = samples.full_report(limitations=["x"] * many, follow_ups=["y"] * many)
     report["cases"] += cases
+    report["suites"] += [samples.failing_suite(name=f"suite{n}") for n in range(many)]
+    report["proofs"] += [samples.proof(f"family{n}", "Fail") for n in range(many)]
     report["provenance"]["bridge"]["dirty"] = [f"file{n}.py" for n in range(500)]
     text = summary.render(report)
     assert len(text.splitlines()) <= 60

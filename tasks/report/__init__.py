@@ -1,6 +1,6 @@
 """The four faces of one report: report.json for programs, junit.xml for CI, summary.md for a pull request, index.html.
 
-All of them are pure functions of the report (contract.md, "report.json"; schema.json beside this file) and of the
+All of them are pure functions of the report (docs/schema/report-1.json) and of the
 attempts' files: no clock, no host, so the same report gives the same bytes. `write` puts them down atomically,
 report.json last: where it is there, the others belong to it.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 NAMES = ("junit.xml", "summary.md", "index.html", "report.json")
-SCHEMA = Path(__file__).with_name("schema.json")
+SCHEMA = Path(__file__).parents[2] / "docs" / "schema" / f"report-{SCHEMA_VERSION}.json"
 
 
 def overall(report: Mapping[str, Any]) -> tuple[Verdict, str]:
@@ -71,6 +71,18 @@ def write(report: Mapping[str, Any], root: Path) -> Path:
     for name, data in render_all(done, root).items():
         files.write_bytes(folder / name, data)
     return folder
+
+
+def publish(folder: Path | None, into: Path) -> None:
+    """Copy the four files from the workspace to where a CI job picks them up; None takes old ones away from there.
+
+    A run begins with the latter, so that what a job finds is what it ran. Raises OSError.
+    """
+    for name in NAMES:
+        if folder is None:
+            (into / name).unlink(missing_ok=True)
+        else:
+            files.write_bytes(into / name, (folder / name).read_bytes())
 
 
 def _json_bytes(report: Mapping[str, Any]) -> bytes:

@@ -259,5 +259,5 @@ def baseline_words(case: Mapping[str, Any]) -> tuple[str, str]:
     found = table(case.get("baseline"))
     if not found:
         return "", ""
-    kind = one_line(found.get("finding") or found.get("classification") or "")
+    kind = one_line(found.get("finding") or "")
     return kind, one_line(found.get("text") or f"the vendored Bridge gives {verdict_of(found)}")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MAX_LINES = 200  # of run.log in one system-out
 MAX_BYTES = 64 << 10  # of one system-out; libxml2 refuses a text node over 10 MB
+MAX_LOGS = 16 << 20  # bytes of all of them; GitLab refuses a file over 30 MB
 MAX_TEXT = 16 << 10  # characters of one failure's text
 # Whose first reason is one of these did not fail by its own doing, whatever the verdict's word.
 _ERRORS = frozenset({"timeout", "infrastructure", "environment"})
@@ -101,8 +102,9 @@ def plan(report: Mapping[str, Any], root: Path) -> list[Group]:
     if verdict is not Verdict.PASS and not any(e.state in {"failure", "error"} for e in every):
         entry = _say(Entry("nemo_rl_e2e", "result"), "error", "no_result", sentence)
         groups["result"] = Group("result", [entry], dict(shared))
+    left = MAX_LOGS
     for group in groups.values():
-        group.entries = _distinct(group.entries)
+        group.entries = [_within(entry, left := left - len(entry.system_out)) for entry in _distinct(group.entries)]
     return list(groups.values())
 
 
@@ -182,6 +184,11 @@ def _say(entry: Entry, state: str, kind: str, message: object, details: str = ""
     rest = clean(details).removeprefix(line).strip("\n")
     text = f"{line}\n{rest}" if rest.strip() else line
     return replace(entry, state=state, type=one_line(kind or state, 80), message=line, text=text[:MAX_TEXT])
+
+
+def _within(entry: Entry, left: int) -> Entry:
+    """Return `entry`, once the file has no room left without its log but with the line that says where the log is."""
+    return entry if left >= 0 else replace(entry, system_out=entry.system_out.partition("\n")[0])
 
 
 def _flaky(case: Mapping[str, Any]) -> tuple[str, ...]:
