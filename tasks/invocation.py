@@ -57,7 +57,7 @@ class Invocation(Pipeline):
 
     def asked_for(self, prefix: str) -> Iterator[Case]:
         """Yield the cases in their `prefix` form ("rehearse", "baseline") if the command line speaks of them."""
-        if any(word.startswith(prefix) or word in ("list", "tabcompletion") for word in sys.argv[1:]):
+        if any(word.startswith(prefix) or word in ("list", "tabcompletion", "completion") for word in sys.argv[1:]):
             for case in self.levels.cases():
                 if prefix == "baseline" or (case.rehearsal and case.rehearsal.supported):
                     yield self.case(f"{prefix}.{case.id}")
