@@ -102,6 +102,17 @@ def test_stopping_early_with_rc_0_says_how_far_it_came():
     assert decision.steps_reached == 3
 
 
+def test_a_wrong_origin_is_told_before_everything_else():
+    other = Origin("megatron.bridge", "/opt/other", "worker", expected=False)
+    wrong = series(loss={"1": 0.5}, token_mult_prob_error={"1": 9.0})
+    for exit_facts in ({"rc": 0, "reason": "exited"}, {"rc": 1, "reason": "exited"}):
+        decision = decide(
+            ASK, replace(GOOD, origins=(other,), series=wrong, exit=exit_facts, facts=log(forbidden={"oops": 7}))
+        )
+        assert decision.verdict is Verdict.FAIL
+    assert decide(ASK, replace(GOOD, origins=(other,), series=wrong)).reasons[0].kind == "origin"
+
+
 def test_running_past_the_request_is_said_so():
     decision = decide(ASK, replace(GOOD, series=series(loss={"1": 0.5, "2": 0.4, "3": 0.3})))
     assert decision.reasons[0].text == "ran past the requested step: 3, asked for 2"
