@@ -1,11 +1,10 @@
 #!/bin/bash
 # slurm.sh start|stop|status DIR: a private Slurm of two nodes on this machine, all of it under DIR, for the tests.
 #
-# `start` installs Slurm and munge from the Debian archive where they are missing (root) and prints two lines,
-# SLURM_CONF=DIR/slurm.conf and E2E_SRUN_STANDIN=DIR/bin. Two slurmd, n1 and n2, each with SLURM_FAKE_GPUS (2) GPUs that
-# are nodes of /dev/null; everything listens on 127.0.0.1 at SLURM_PORT (16817) and the two ports after it.
-# DIR/bin/srun is a STAND-IN FOR PYXIS: see .ci/srun. `stop` ends exactly these daemons, by their own pid files.
-# `stop DIR slurmctld`, `start DIR` again: a controller that comes back.
+# `start` installs Slurm and munge from the Debian archive where they are missing (root) and prints one line,
+# SLURM_CONF=DIR/slurm.conf. Two slurmd, n1 and n2, each with SLURM_FAKE_GPUS (2) GPUs that are nodes of /dev/null;
+# everything listens on 127.0.0.1 at SLURM_PORT (16817) and the two ports after it. DIR/bin/srun is a STAND-IN FOR PYXIS:
+# see .ci/srun. `stop` ends exactly these daemons, by their own pid files; `stop DIR slurmctld` only the controller.
 set -euo pipefail
 
 verb=${1:?usage: slurm.sh start|stop|status DIR [DAEMON]}
@@ -53,6 +52,7 @@ JobAcctGatherParams=OverMemoryKill
 AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=1000
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=100000,sched_interval=1
 MpiDefault=none
 ReturnToService=2
@@ -88,7 +88,6 @@ start() {
   for _ in $(seq 300); do
     if answers; then
       echo "SLURM_CONF=$SLURM_CONF"
-      echo "E2E_SRUN_STANDIN=$dir/bin"
       return
     fi
     sleep 0.1

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # Ray and vLLM print seldom while they compile; a driver whose engine died says nothing for ever (cases.md 106).
 SILENCE_S = 1800.0
+INTERFERED = ("oom", "preempted", "time_limit", "node_fail", "requeued", "cancelled")  # whatever exit.json says
 NOT_AGAIN = ("cancelled", "time_limit")  # somebody meant it, or it would only meet the same limit
 KEPT_BYTES = 16 << 20  # larger outputs (checkpoints) are listed with size, not copied
 
@@ -169,10 +170,7 @@ def _attempt(pipe: Pipeline, case: Case, place: Place, trees: Mapping[str, Tree]
     damage = None if _bridge_is_intact(trees) else "the Bridge snapshot was changed while the case ran"
     roots = {kind: place.root(kind, folder, trees) for kind in pipeline.TREES}
     exit_facts = attempt.exit or {}
-    reason = str(exit_facts.get("reason", "no_exit"))
-    if attempt.engine_reason not in ("", "exited") and reason in ("exited", "no_exit", "terminated"):
-        named = attempt.exit is None or attempt.engine_reason == "oom" or reason == "terminated"
-        reason = attempt.engine_reason if named else reason
+    reason = how_it_ended(exit_facts, attempt.engine_reason)
     facts = {
         "id": attempt.id,
         "path": os.fspath(folder.relative_to(pipe.workspace.root)),
@@ -189,6 +187,18 @@ def _attempt(pipe: Pipeline, case: Case, place: Place, trees: Mapping[str, Tree]
     }
     write_json(folder / "attempt.json", {k: v for k, v in facts.items() if k != "path_map"})
     return facts
+
+
+def how_it_ended(exit_facts: Mapping[str, Any], engine: str) -> str:
+    """Return the reason of an end: the agent's own, unless the engine's says that somebody interfered.
+
+    Slurm sends its TERM to every process of a job: the command may die of it, or even end with rc 0, before the agent
+    hears of it, and exit.json then says "exited".
+    """
+    own = str(exit_facts.get("reason", "no_exit"))
+    if engine in INTERFERED or (engine not in ("", "exited") and own in ("no_exit", "terminated")):
+        return engine
+    return engine if engine == "stopped" and own == "exited" and exit_facts.get("rc") != 0 else own
 
 
 def _bridge_is_intact(trees: Mapping[str, Tree]) -> bool:

@@ -77,7 +77,7 @@ class Cluster:
     def runtime(self, **options: Any) -> Slurm:
         made = Slurm("i.sqsh", say=self.said.append, **options)
         made.latency_s, made.settle_s, made.second_thought_s = 0.05, 0.06, 0.07
-        made.refuse_s, made.lost_s, made.look_s = 0.3, 0.6, 0.01
+        made.refuse_s, made.lost_s, made.look_s = 0.3, 20.0, 0.01
         return made
 
     def run(self, runtime: Slurm, after: Callable[[int], None] = lambda _: None, job: Job | None = None) -> Ended:
@@ -134,6 +134,20 @@ def test_each_end_has_a_reason_of_its_own(state, record, started, output, reason
 def test_what_the_cluster_did_is_blocked_never_the_changes_fault(reason):
     decision = decide(Expectation(), Evidence(exit={"rc": 1, "reason": reason}, facts=None))
     assert (decision.verdict, decision.failure_class) == (Verdict.BLOCKED, "infrastructure")
+
+
+@pytest.mark.parametrize(
+    ("own", "rc", "engine", "said"),
+    [
+        ("exited", 0, "exited", "exited"), ("exited", 1, "exited", "exited"), ("timeout", None, "killed", "timeout"),
+        ("exited", -15, "cancelled", "cancelled"),  # Slurm's TERM killed the command before the agent heard of it
+        ("exited", 0, "preempted", "preempted"),  # a command that takes TERM for a reason to end well
+        ("exited", 0, "oom", "oom"), ("exited", 143, "stopped", "stopped"), ("exited", 0, "stopped", "exited"),
+        ("terminated", None, "time_limit", "time_limit"), ("no_exit", None, "killed", "killed"),
+    ],
+)  # fmt: skip
+def test_an_end_that_the_cluster_brought_about_is_not_taken_for_the_commands_own(own, rc, engine, said):
+    assert runs.how_it_ended({} if own == "no_exit" else {"reason": own, "rc": rc}, engine) == said
 
 
 def test_squeue_and_sacct_are_read_alike_and_noise_is_skipped():
@@ -284,7 +298,9 @@ def test_a_controller_that_does_not_answer_is_waited_for(cluster, text):
 
 def test_a_controller_that_never_comes_back_leaves_the_job_in_flight(cluster):
     silent = "echo 'Unable to contact slurm controller' >&2; exit 1"
-    ended = cluster.run(cluster.runtime(), lambda n: cluster.does(squeue=silent) if n == 3 else None)
+    runtime = cluster.runtime()
+    runtime.lost_s = 0.3
+    ended = cluster.run(runtime, lambda n: cluster.does(squeue=silent) if n == 3 else None)
     assert ended.reason == "detached"
     assert "job 17" in ended.detail
     assert (json.loads((cluster.folder / "slurm.json").read_text()))["state"] == "submitted"

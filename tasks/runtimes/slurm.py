@@ -83,13 +83,13 @@ class Slurm:
 
     def run(self, job: Job, *, stop: threading.Event, poll: Callable[[], None]) -> Ended:
         """Submit the job, or pick it up where its folder has a slurm.json, and follow it to its end."""
-        if (job.folder / inflight.FILE).exists():
-            self.say(f"picking up {_id(job) or submission.name(job)}")
-        elif problem := submission.refusal(job, self.site):
-            return Ended(None, "not_started", problem)
-        else:
-            self.say(submission.plan(job, self.site))
         try:
+            if (job.folder / inflight.FILE).exists():
+                self.say(f"picking up {_id(job) or submission.name(job)}")
+            elif problem := submission.refusal(job, self.site):
+                return Ended(None, "not_started", problem)
+            else:
+                self.say(submission.plan(job, self.site))
             return _Following(self, job, stop, poll).follow()
         except (KeyboardInterrupt, SystemExit):
             self._interrupted(job)
@@ -148,9 +148,10 @@ class _Following:
 
     def follow(self) -> Ended:
         """Look, submit where Slurm surely does not have the job, and return its end."""
-        next_look = 0.0
+        next_look, done = 0.0, False
         while True:
-            done = (self.job.folder / "exit.json").exists()
+            if not done and (self.job.folder / "exit.json").exists():
+                next_look, done = 0.0, True
             if time.monotonic() >= next_look:
                 ended = self.step(done=done)
                 if ended is not None:
