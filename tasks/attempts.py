@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks import bytecode, cpu, environment, snapshot
+from tasks import bytecode, cpu, environment, inflight, snapshot
 from tasks.files import read_json, sha256_json, write_json
 from tasks.runtimes import Job, Mount
 from tasks.settings import ROOT
@@ -30,6 +30,7 @@ AGENT = ROOT / "containers"
 TERM_GRACE_S = 10.0
 SHM_BYTES = 64 << 30  # NeMo-RL's README and CI both start the image with --shm-size=64g
 NOT_EVIDENCE = ("work", "home", "cpu")  # trees and caches an attempt ran in
+CLUSTERS = ("slurm", inflight.FILE)  # written by the cluster in its own time; no verdict rests on it
 WRITABLE = ("mcore", "nemo_rl")  # Core compiles its helpers in place, scripts write below NeMo-RL
 
 
@@ -77,6 +78,7 @@ class Command:
     network: bool = False
     standins: tuple[str, ...] = ()
     cuda: bool = True
+    nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +116,15 @@ def perform(
     """Run one command in `folder` and return what happened; never raises for what the command does.
 
     `command` gets the run-time paths of "bridge", "mcore", "nemo_rl", "attempt" and "agent". Raises UserError when
-    trees cannot be copied or the engine refuses to start.
+    trees cannot be copied or the engine refuses to start, InFlightError when a cluster's job goes on without us. A
+    folder whose job is in flight is not prepared again.
     """
-    for name in ("home", "origins", "work", "logs"):
-        (folder / name).mkdir(exist_ok=True)
-    for kind in WRITABLE:
-        snapshot.work_copy(trees[kind].path, folder / "work" / kind)
+    attached = (folder / inflight.FILE).exists()
+    if not attached:
+        for name in ("home", "origins", "work", "logs"):
+            (folder / name).mkdir(exist_ok=True)
+        for kind in WRITABLE:
+            snapshot.work_copy(trees[kind].path, folder / "work" / kind)
     paths = {kind: place.root(kind, folder, trees) for kind in ("bridge", *WRITABLE)}
     paths["attempt"] = place.runtime.target("attempt", folder)
     paths["agent"] = place.runtime.target("agent", AGENT)
@@ -154,7 +159,8 @@ def perform(
         "done_pattern": what.done_pattern, "grace_s": what.grace_s, "term_grace_s": TERM_GRACE_S,
         "silence_s": what.silence_s, "owner": [os.getuid(), os.getgid()], "give_back": [paths["attempt"]],
     }  # fmt: skip
-    write_json(folder / "spec.json", spec)
+    if not attached:
+        write_json(folder / "spec.json", spec)
     job = Job(
         id=folder.name,
         argv=(f"{paths['agent']}/agent.py", f"{paths['attempt']}/spec.json"),
@@ -168,6 +174,7 @@ def perform(
         labels=labels,
         network=what.network,
         folder=folder,
+        nodes=what.nodes,
     )
     try:
         ended = place.runtime.run(job, stop=stop, poll=poll)
@@ -176,6 +183,8 @@ def perform(
             shutil.rmtree(ray, ignore_errors=True)
         if pretended is not None:
             cpu.release(folder)
+    if ended.reason == "detached":
+        raise inflight.InFlightError(ended.detail)
     return Attempt(folder.name, folder, read_json(folder / "exit.json"), ended.reason, ended.detail)
 
 
@@ -219,7 +228,7 @@ def evidence_files(folder: Path, workspace: Path) -> dict[str, str]:
     found = {}
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder).parts[0]
-        if path.is_file() and not path.is_symlink() and inside not in NOT_EVIDENCE:
+        if path.is_file() and not path.is_symlink() and inside not in (*NOT_EVIDENCE, *CLUSTERS):
             found[os.fspath(path.relative_to(workspace))] = sha256_file(path)
     return found
 

@@ -161,7 +161,14 @@ def resolve(settings: Settings, runtime: Runtime, *, progress: Callable[[str], N
     inside that contradicts the pin.
     """
     from tasks.runtimes.docker import Docker
+    from tasks.runtimes.slurm import Slurm
 
+    if isinstance(runtime, Slurm):
+        from tasks.slurm_image import resolve as for_slurm
+
+        image, name = for_slurm(settings.image, settings.build / "cache" / "squashfs.json", progress=progress)
+        runtime.use(name)
+        return image
     if not isinstance(runtime, Docker):
         return describe_interpreter(settings.python, settings.build / "interpreters.json")
     image = resolve_container(settings.image, runtime, require_pinned=settings.require_pinned, progress=progress)

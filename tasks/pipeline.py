@@ -22,6 +22,7 @@ from tasks import (
     environment,
     gpus,
     images,
+    inflight,
     levels,
     probe,
     provenance,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from tasks.levels import Case, Levels, Suite
     from tasks.records import Record
+    from tasks.runtimes.slurm_commands import Offer
     from tasks.settings import Settings
     from tasks.workspace import Workspace
 
@@ -96,6 +98,8 @@ class Pipeline:
         self.stop = threading.Event()
         self.listeners: list[Callable[[str, str, Mapping[str, Any]], None]] = []
         self._gpu_lock = threading.Lock()
+        self._keys: dict[str, str] = {}  # task -> input digest of what is being executed
+        self.gpu_hours = 0.0  # that this invocation may have used, at most
 
     # what the invocation is about -----------------------------------------------------------------------------------
 
@@ -116,8 +120,17 @@ class Pipeline:
 
     @cached_property
     def gpus(self) -> gpus.Gpus:
-        """Return the GPUs of this host, asked once."""
-        return gpus.visible()
+        """Return the GPUs of this host, or of the best node that Slurm offers; asked once."""
+        return gpus.visible() if self.offer is None else self.offer.gpus()
+
+    @cached_property
+    def offer(self) -> Offer | None:
+        """Return what Slurm offers, asked once; None for the runtimes of one machine."""
+        if self.settings.runtime != "slurm":
+            return None
+        from tasks.runtimes.slurm_commands import Controller, site_of
+
+        return Controller(site_of(self.settings.slurm)).offered()
 
     def tell(self, kind: str, subject: str, **facts: Any) -> None:
         """Pass an event on to the console and the reports."""
@@ -145,6 +158,7 @@ class Pipeline:
         """Do the stage now, record it durably, and return its outcome. UserError becomes Blocked, never a traceback."""
         inputs = stage.inputs()
         started = time.monotonic()
+        self._keys[stage.task] = key = records.input_digest(inputs)
         done = stage.execute()
         record = records.Record(
             stage=stage.kind,
@@ -159,6 +173,8 @@ class Pipeline:
             gpus=done.gpus,
         )
         self.records.save(record)
+        while (taken := inflight.find(self.workspace.attempts, stage.task, key)) is not None:
+            inflight.close(taken)
         return self._settle(stage, record, cached=False)
 
     def _settle(self, stage: Stage, record: Record, *, cached: bool) -> Outcome:
@@ -171,6 +187,7 @@ class Pipeline:
     def block(self, task: str, error: Exception) -> Outcome:
         """Keep that `task` could not be done for a reason that the user can mend, or that we must."""
         kind = "precondition" if isinstance(error, UserError) else "internal"
+        kind = "in_flight" if isinstance(error, inflight.InFlightError) else kind
         text = str(error) if isinstance(error, UserError) else f"internal error: {type(error).__name__}: {error}"
         outcome = Outcome(Verdict.BLOCKED, (Reason(kind, task, text),))
         self.outcomes[task] = outcome
@@ -256,7 +273,10 @@ class Pipeline:
         without a GPU; the label tells, and no level's case becomes a Pass by it.
         """
         chosen = self.settings
-        runtime = choose(chosen.runtime, workspace=self.workspace.name)
+        runtime = choose(
+            chosen.runtime, workspace=self.workspace.name, site=chosen.slurm, detach=chosen.detach,
+            say=lambda text: self.tell("progress", "slurm", text=text),
+        )  # fmt: skip
         image = images.resolve(chosen, runtime, progress=lambda text: self.tell("progress", "image", text=text))
         if chosen.runtime != "local":
             return Place(runtime, "python3", image.as_dict())
@@ -309,7 +329,8 @@ class Pipeline:
 
     def _probe(self, name: str, *, baseline: bool) -> Done:
         place, trees = self.place_of(name), self.sound_trees(baseline=baseline)
-        folder = attempts.new_folder(self.workspace.attempts, f"probe-{name}" if name else "probe")
+        task = f"probe-{name}" if name else "probe"
+        folder = self.folder(task, task)
 
         def command(paths: Mapping[str, str]) -> attempts.Command:
             result = f"{paths['attempt']}/answers.json"
@@ -318,7 +339,7 @@ class Pipeline:
             argv = (place.interpreter, f"{paths['agent']}/probe.py", f"{paths['attempt']}/question.json")
             return attempts.Command(argv, paths["nemo_rl"], 3 * probe.TIMEOUT_S, cuda=False)
 
-        attempt = self.perform(place, trees, folder, f"probe-{name}" if name else "probe", command)
+        attempt = self.perform(place, trees, folder, task, command)
         roots = {kind: place.root(kind, folder, trees) for kind in TREES}
         verdict, reasons = probe.judge(read_json(folder / "answers.json"), roots)
         if attempt.exit is None:
@@ -330,6 +351,14 @@ class Pipeline:
             {"attempt": os.fspath(folder.relative_to(self.workspace.root))},
             verdict, tuple(reasons), reusable=verdict is Verdict.PASS, evidence=proof,
         )  # fmt: skip
+
+    def in_flight(self, task: str) -> Path | None:
+        """Return the attempt of `task` that a cluster is at for exactly these inputs, or None."""
+        return inflight.find(self.workspace.attempts, task, self._keys.get(task, ""), finished=not self.settings.fresh)
+
+    def folder(self, task: str, name: str) -> Path:
+        """Return the attempt folder for `task`: the one in flight, else a fresh one below `name`."""
+        return self.in_flight(task) or attempts.new_folder(self.workspace.attempts, name)
 
     def perform(
         self,
@@ -343,7 +372,8 @@ class Pipeline:
         self.tell("attempt", task, folder=folder)
         labels = {
             "nemo-rl-e2e.attempt": folder.name,
-            "nemo-rl-e2e.task": task,
+            inflight.TASK: task,
+            inflight.KEY: self._keys.get(task, ""),
             "nemo-rl-e2e.workspace": self.workspace.name,
         }
         return attempts.perform(

@@ -197,16 +197,28 @@ class Status(Query):
             os.fspath(folder) for folder in now.workspace.attempts.glob("*/*")
             if busy and not (folder / "exit.json").exists() and (folder / "spec.json").exists()
         ]  # fmt: skip
+        from tasks import inflight
+
+        waiting = inflight.rows(now.workspace.attempts)
         if as_json:
             print(
                 json.dumps(
-                    {"workspace": now.workspace.name, "cases": rows, "leases": holders, "running": running}, indent=1
+                    {
+                        "workspace": now.workspace.name,
+                        "cases": rows,
+                        "leases": holders,
+                        "running": running,
+                        "in_flight": waiting,
+                    },
+                    indent=1,
                 )
             )
             return 0
         print(f"workspace {now.workspace.name}: {holders['workspace']}; GPUs: {holders['gpus']}")
         for folder in running:
             print(f"running  {folder}")
+        for row in waiting:
+            print(f"in flight: job {row['job']}  {row['task']}  {row['state']}, submitted {row['submitted']}")
         table([(r["case"], r["verdict"], r["when"], r["steps"], r["reason"]) for r in rows], (40, 8, 20, 6))
         return 0
 

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks import attempts, cpu, gpus, pipeline, records, snapshot
+from tasks import attempts, cpu, gpus, inflight, pipeline, records, snapshot
 from tasks.files import read_json, sha256_json, write_json
 from tasks.verdict import Reason, Verdict
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # Ray and vLLM print seldom while they compile; a driver whose engine died says nothing for ever (cases.md 106).
 SILENCE_S = 1800.0
+INTERFERED = ("oom", "preempted", "time_limit", "node_fail", "requeued", "cancelled")  # whatever exit.json says
+NOT_AGAIN = ("cancelled", "time_limit")  # somebody meant it, or it would only meet the same limit
 KEPT_BYTES = 16 << 20  # larger outputs (checkpoints) are listed with size, not copied
 
 
@@ -58,10 +60,13 @@ def inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
 def preflight(pipe: Pipeline, case: Case, place: Place) -> list[Reason]:
     """Return why the case cannot run here, before anything is started; empty if it can."""
     reasons = []
-    if not place.rehearsal:  # the CPU environment pretends its GPUs
-        lacking = gpus.lacking(case.gpus, pipe.gpus) if case.gpus else None
-        if lacking:
-            reasons.append(lacking)
+    waiting = pipe.in_flight(f"run:{case.id}") is not None  # its GPUs are granted and paid for
+    if not place.rehearsal and case.gpus and not waiting:  # the CPU environment pretends its GPUs
+        lacking = gpus.lacking(case.gpus, pipe.gpus) if pipe.offer is None else None
+        text = pipe.offer.lacking(case.gpus, case.nodes) if pipe.offer else None
+        reasons += [lacking] if lacking else [Reason("gpus", "sinfo", text)] if text else []
+        if budget := over_budget(pipe, case):
+            reasons.append(budget)
     if case.nodes > 1 and pipe.settings.runtime != "slurm":
         reasons.append(Reason("nodes", case.id, f"needs {case.nodes} nodes: use runtime=slurm"))
     files = pipe.manifests[case.repo].files
@@ -85,6 +90,15 @@ def preflight(pipe: Pipeline, case: Case, place: Place) -> list[Reason]:
     return reasons
 
 
+def over_budget(pipe: Pipeline, case: Case) -> Reason | None:
+    """Return why another attempt of the case would pass `max_gpu_hours=`, counting its minutes in levels.yaml."""
+    most, hours = pipe.settings.max_gpu_hours, case.gpus * case.minutes / 60
+    if most is None or pipe.gpu_hours + hours <= most:
+        return None
+    text = f"{hours:.1f} GPU-hours, {pipe.gpu_hours:.1f} used by this call: more than max_gpu_hours={most:g}"
+    return Reason("gpu_hours", case.id, text, f"{most:g}", f"{pipe.gpu_hours + hours:.1f}")
+
+
 def execute(pipe: Pipeline, case: Case, retries: int | None = None) -> Done:
     """Run the case; another attempt follows only for classes that say nothing about the change (default: retries=)."""
     from tasks import judging
@@ -101,11 +115,15 @@ def execute(pipe: Pipeline, case: Case, retries: int | None = None) -> Done:
     most = pipe.settings.retries if retries is None else retries
     with _gpu_lease(pipe, case, place):
         while True:
+            if not place.rehearsal and pipe.in_flight(f"run:{case.id}") is None:
+                pipe.gpu_hours += case.gpus * case.minutes / 60
             facts = _attempt(pipe, case, place, trees)
-            again = None if pipe.stop.is_set() else judging.retry_class(pipe, case, facts)
+            final = pipe.stop.is_set() or facts["reason"] in NOT_AGAIN
+            again = None if final else judging.retry_class(pipe, case, facts)
             tried.append({**facts, "retry_class": again})
-            if again is None or len(tried) > most:
+            if again is None or len(tried) > most or over_budget(pipe, case):
                 break
+            inflight.close(pipe.workspace.root / facts["path"])
     proof: dict[str, str] = {}
     for one in tried:
         proof |= attempts.evidence_files(pipe.workspace.root / one["path"], pipe.workspace.root)
@@ -141,21 +159,19 @@ def _command(pipe: Pipeline, case: Case, paths: Mapping[str, str], place: Place)
     return attempts.Command(
         tuple(words), paths[case.repo], pipe.settings.timeout_s or case.timeout_s, env, gpus=case.gpus,
         done_pattern=case.done_pattern, grace_s=case.grace_s, silence_s=SILENCE_S, network="network" in case.needs,
-        standins=tuple(name for name in plan.standins if name not in cpu.ALWAYS) if plan else (),
+        standins=tuple(name for name in plan.standins if name not in cpu.ALWAYS) if plan else (), nodes=case.nodes,
     )  # fmt: skip
 
 
 def _attempt(pipe: Pipeline, case: Case, place: Place, trees: Mapping[str, Tree]) -> dict[str, Any]:
     """Execute once and collect; return the plain facts that run.json keeps of it."""
-    folder = attempts.new_folder(pipe.workspace.attempts, case.id)
+    folder = pipe.folder(f"run:{case.id}", case.id)
     attempt = pipe.perform(place, trees, folder, f"run:{case.id}", lambda paths: _command(pipe, case, paths, place))
     missing = collect(case, folder, trees)
     damage = None if _bridge_is_intact(trees) else "the Bridge snapshot was changed while the case ran"
     roots = {kind: place.root(kind, folder, trees) for kind in pipeline.TREES}
     exit_facts = attempt.exit or {}
-    reason = str(exit_facts.get("reason", "no_exit"))
-    if attempt.engine_reason not in ("", "exited") and reason in ("exited", "no_exit"):
-        reason = attempt.engine_reason if attempt.exit is None or attempt.engine_reason == "oom" else reason
+    reason = how_it_ended(exit_facts, attempt.engine_reason)
     facts = {
         "id": attempt.id,
         "path": os.fspath(folder.relative_to(pipe.workspace.root)),
@@ -178,6 +194,18 @@ def _attempt(pipe: Pipeline, case: Case, place: Place, trees: Mapping[str, Tree]
     }
     write_json(folder / "attempt.json", {k: v for k, v in facts.items() if k != "path_map"})
     return facts
+
+
+def how_it_ended(exit_facts: Mapping[str, Any], engine: str) -> str:
+    """Return the reason of an end: the agent's own, unless the engine's says that somebody interfered.
+
+    Slurm sends its TERM to every process of a job: the command may die of it, or even end with rc 0, before the agent
+    hears of it, and exit.json then says "exited".
+    """
+    own = str(exit_facts.get("reason", "no_exit"))
+    if engine in INTERFERED or (engine not in ("", "exited") and own in ("no_exit", "terminated")):
+        return engine
+    return engine if engine == "stopped" and own == "exited" and exit_facts.get("rc") != 0 else own
 
 
 def _bridge_is_intact(trees: Mapping[str, Tree]) -> bool:
@@ -223,8 +251,11 @@ def collect(case: Case, folder: Path, trees: Mapping[str, Tree]) -> list[str]:
 
 
 def _gpu_lease(pipe: Pipeline, case: Case, place: Place) -> AbstractContextManager[None]:
-    """Hold the host's GPUs for one case: two of ours never share them, in this process or in another."""
-    if not case.gpus or place.rehearsal:
+    """Hold the host's GPUs for one case: two of ours never share them, in this process or in another.
+
+    Slurm gives each job GPUs of its own.
+    """
+    if not case.gpus or place.rehearsal or pipe.offer is not None:
         return nullcontext()
     return records.lock(
         pipe.settings.build / "leases" / "gpus.lock", pipe.settings.wait_s, "GPUs",

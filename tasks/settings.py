@@ -66,6 +66,9 @@ class Settings:
     notify: tuple[str, ...] = ()
     reports: Path | None = None
     overrides: tuple[str, ...] = ()
+    detach: bool = False
+    max_gpu_hours: float | None = None
+    slurm: Mapping[str, object] = field(default_factory=dict)
     arguments: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
 
@@ -130,9 +133,10 @@ def _notify(text: str | None, site: Mapping[str, Any]) -> tuple[str, ...]:
     return () if text in ("off", "0") else (text,)
 
 
-def _site(path: Path) -> dict[str, Any]:
+def _site(path: Path) -> tuple[dict[str, Any], Mapping[str, object]]:
+    """Return the settings of site.yaml, and its one mapping: `slurm:`, options of sbatch by their long names."""
     if not path.exists():
-        return {}
+        return {}, {}
     import yaml
 
     try:
@@ -141,7 +145,17 @@ def _site(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not readable as YAML: {error}") from error
     if not isinstance(loaded, dict):
         raise UserError(f"{path}: must be a mapping of settings, e.g. `runtime: docker`")
-    return {str(k): v if isinstance(v, list) else str(v) for k, v in loaded.items() if not isinstance(v, dict)}
+    slurm = loaded.pop("slurm", None) or {}
+    if not isinstance(slurm, dict):
+        raise UserError(f"{path}: slurm must be a mapping, e.g. `slurm: {{partition: batch, account: me}}`")
+    plain = {str(k): v if isinstance(v, list) else str(v) for k, v in loaded.items() if not isinstance(v, dict)}
+    return plain, {str(k): v for k, v in slurm.items()}
+
+
+def _hours(text: str | None) -> float | None:
+    if text is not None and not re.fullmatch(r"\d+(\.\d+)?", text):
+        raise UserError(f"max_gpu_hours={text}: write a number of GPU-hours, e.g. 40")
+    return None if text is None else float(text)
 
 
 def check_names(names: Mapping[str, str], where: str) -> None:
@@ -168,7 +182,7 @@ def load(
     overrides = tuple(f"{k}={v}" for k, v in variables.items() if is_override(k)) + flags
     given = {k: v for k, v in variables.items() if not is_override(k)}
     check_names(given, "on the command line")
-    site = _site(root / "site.yaml")
+    site, slurm = _site(root / "site.yaml")
     check_names(site, f"in {root / 'site.yaml'}")
     origins: dict[str, str] = {}
 
@@ -220,6 +234,9 @@ def load(
         reports=path("reports"),
         notify=_notify(value("notify"), site),
         overrides=overrides,
+        detach=flag("detach"),
+        max_gpu_hours=_hours(value("max_gpu_hours")),
+        slurm=slurm,
         arguments={k: v for k, v in given.items() if k in SETTINGS[SETTINGS.index("since") :]},
         origins=origins,
     )

@@ -134,7 +134,7 @@ def execute(pipe: Pipeline, suite: Suite) -> Done:
     if missing:
         return pipeline.Done({"counts": None}, Verdict.BLOCKED, tuple(missing), reusable=False)
     place, trees = pipe.place, pipe.sound_trees()
-    folder = attempts.new_folder(pipe.workspace.attempts, f"unit.{suite.name}")
+    folder = pipe.folder(f"unit:{suite.name}", f"unit.{suite.name}")
 
     def command(paths: Mapping[str, str]) -> attempts.Command:
         interpreter = place.interpreter

@@ -114,6 +114,11 @@ _STOPPED = {
     "deadline": "the agent overran its own limits",
     "killed": "the run was killed from outside",
     "oom": "the run was killed for memory",
+    "preempted": "the job was preempted",
+    "time_limit": "the job met Slurm's time limit, not its own",
+    "node_fail": "a node failed",
+    "requeued": "the job was requeued",
+    "cancelled": "the job was cancelled by somebody else",
 }
 
 

@@ -33,7 +33,7 @@ POLL_S = 0.2  # how often poll() is called and the stop event is looked at
 STOP_S = 25.0  # from TERM to KILL of a whole job: the agent's own TERM grace (10 s), its KILL and the give-back
 DEADLINE_MARGIN_S = 120.0  # over job.timeout_s, until a runtime no longer trusts the agent to keep its limits
 AGENT_FLAGS = ("-E", "-s", "-S", "-B")  # the standard library alone, nothing of the job's, no __pycache__ in a mount
-NAMES = ("local", "docker", "podman")
+NAMES = ("local", "docker", "podman", "slurm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,8 @@ class Job:
     """One agent call. `argv` is the agent's path and its arguments, in runtime paths, without the interpreter.
 
     `timeout_s` covers the agent's own limits (time limit plus grace); `folder` is the attempt folder on the host;
-    `secrets` are names of variables of this process; `gpu_ids` picks devices, else the first `gpus` are taken.
+    `secrets` are names of variables of this process; `gpu_ids` picks devices, else the first `gpus` are taken;
+    `gpus` counts those of all `nodes`, of which only Slurm has more than one.
     """
 
     id: str
@@ -66,6 +67,7 @@ class Job:
     network: bool
     folder: Path
     gpu_ids: tuple[str, ...] = field(default=())
+    nodes: int = 1
 
     def secret_env(self) -> dict[str, str]:
         """Return the secrets that are set in this process, by name."""
@@ -77,7 +79,8 @@ class Ended:
     """What the engine says about a job's end; exit.json decides.
 
     `reason`: "exited", "stopped" (by our stop event), "deadline" (the agent overran its own limits and was killed),
-    "killed" (by somebody else), "oom", "not_started" (detail says why; Blocked), "engine_lost" (Blocked).
+    "killed" (by somebody else), "oom", "not_started" (detail says why; Blocked), "engine_lost" (Blocked). Slurm alone:
+    "detached" (the job goes on), "preempted", "time_limit", "node_fail", "requeued", "cancelled" (by somebody else).
     """
 
     rc: int | None
@@ -174,10 +177,20 @@ def is_orphan(owner: Owner | None, here: Owner, deadline: float | None, now: flo
     return deadline is not None and (time.time() if now is None else now) > deadline + 2 * STOP_S
 
 
-def choose(name: str, *, image: str = "", workspace: str = "", host: str | None = None) -> Runtime:
+def choose(
+    name: str,
+    *,
+    image: str = "",
+    workspace: str = "",
+    host: str | None = None,
+    site: Mapping[str, object] | None = None,
+    detach: bool = False,
+    say: Callable[[str], None] = print,
+) -> Runtime:
     """Return the runtime called `name`; UserError for an unknown name.
 
-    For containers: `image` is an ID or repo@digest (or comes later, by `use`), `host` the engine's address.
+    For containers: `image` is an ID or repo@digest (or comes later, by `use`), `host` the engine's address. For Slurm:
+    `site` is the mapping of site.yaml, `say` is told what becomes of a job.
     """
     if name == "local":
         from tasks.runtimes.local import Local
@@ -191,6 +204,11 @@ def choose(name: str, *, image: str = "", workspace: str = "", host: str | None 
         from tasks.runtimes.podman import Podman
 
         return Podman(image, workspace=workspace, host=host)
+    if name == "slurm":
+        from tasks.runtimes.slurm import Slurm
+        from tasks.runtimes.slurm_commands import site_of
+
+        return Slurm(image, site=site_of(site or {}), detach=detach, say=say)
     close = difflib.get_close_matches(name, NAMES, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise UserError(f"runtime={name}: not a runtime of this version{hint} (known: {', '.join(NAMES)}; E2E_RUNTIME)")

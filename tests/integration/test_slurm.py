@@ -1,0 +1,321 @@
+"""The Slurm runtime against a real slurmctld and two slurmd (.ci/slurm.sh); srun's container options by a stand-in.
+
+The stand-in for pyxis is .ci/srun: the node's own programs in a mount namespace with the job's mounts, no image.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tasks import inflight, runs
+from tasks.runtimes import Ended, Job, Mount, slurm_commands
+from tasks.runtimes.slurm import Slurm
+from tasks.runtimes.slurm_commands import Site
+from tests.conftest import run_git
+from tests.integration.conftest import ROOT, lacking
+from tests.miniature import Miniature
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CLUSTER = Path(os.environ.get("SLURM_CONF") or "/nonexistent").parent
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    """Put the stand-in for pyxis first on PATH; skip, in CI fail, without a cluster of .ci/slurm.sh."""
+    if not (CLUSTER / "bin/srun").exists():
+        lacking(
+            "no Slurm: eval what `.ci/slurm.sh start DIR` prints, exported (it installs Slurm from Debian's archive)"
+        )
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PATH", f"{CLUSTER / 'bin'}:{os.environ['PATH']}")
+    control("start")
+    yield
+    control("start")  # whatever a test stopped
+    patch.undo()
+
+
+def control(*words: str, **env: str) -> None:
+    verb, *daemon = words
+    argv = ["bash", str(ROOT / ".ci/slurm.sh"), verb, str(CLUSTER), *daemon]
+    subprocess.run(argv, check=True, capture_output=True, timeout=60, env={**os.environ, **env})
+
+
+def ask(*argv: str) -> str:
+    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=30).stdout.strip()
+
+
+class Runner:
+    """A runtime with short patience, and one agent job in a folder of its own."""
+
+    def __init__(self, home: Path, *argv: str, site: Site | None = None, gpus: int = 0, image: str = "i.sqsh") -> None:
+        self.folder = home / f"20261201-000000-{os.urandom(4).hex()}"
+        self.folder.mkdir()
+        self.said: list[str] = []
+        self.runtime = Slurm(image, site=site, say=self.said.append)
+        self.runtime.latency_s, self.runtime.settle_s, self.runtime.look_s = 5.0, 2.0, 0.5
+        self.job = Job(
+            self.folder.name, ("/e2e/agent/agent.py", "/e2e/attempt/spec.json"), "python3",
+            (Mount(self.folder, "/e2e/attempt", read_only=False), Mount(ROOT / "containers", "/e2e/agent", read_only=True)),
+            {}, (), gpus, 600.0, 0, {inflight.TASK: "run:c", inflight.KEY: "k"}, network=False, folder=self.folder,
+        )  # fmt: skip
+        spec = {
+            "schema": 1, "id": self.job.id, "argv": ["bash", "-c", argv[0], "case", *argv[1:]], "cwd": "/e2e/attempt",
+            "env": {"PATH": os.environ["PATH"]}, "log": "/e2e/attempt/run.log", "exit": "/e2e/attempt/exit.json",
+            "timeout_s": 300, "term_grace_s": 1.0,
+        }  # fmt: skip
+        (self.folder / "spec.json").write_text(json.dumps(spec))
+
+    def run(self, poll: Callable[[], None] = lambda: None) -> Ended:
+        return self.runtime.run(self.job, stop=threading.Event(), poll=poll)
+
+    def once(self, act: Callable[[], Any]) -> Callable[[], None]:
+        """Return a poll that does `act` once the agent runs its command."""
+        left = [act]
+        return lambda: left.pop()() if left and (self.folder / "run.log").exists() else None
+
+    @property
+    def exit(self) -> dict[str, Any]:
+        return json.loads((self.folder / "exit.json").read_text())
+
+    @property
+    def number(self) -> str:
+        return str(json.loads((self.folder / "slurm.json").read_text())["job"])
+
+    def jobs(self) -> int:
+        return len(self.runtime.controller.look(f"e2e:{self.job.id}"))
+
+
+@pytest.fixture(scope="module")
+def limited(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """Start a job of one minute, Slurm's shortest limit, while the other tests run."""
+    runner = Runner(tmp_path_factory.mktemp("limit"), "sleep 300", site=Site(("--nodelist=n2",), time_s=60.0))
+    found: dict[str, Any] = {"runner": runner}
+    thread = threading.Thread(target=lambda: found.update(ended=runner.run()))
+    thread.start()
+    found["thread"] = thread
+    yield found
+    if thread.is_alive():
+        subprocess.run(["scancel", f"--name=e2e:{runner.job.id}"], check=False)
+        thread.join(30)
+
+
+def test_a_command_runs_in_its_mounts_with_its_gpus_and_its_rc_comes_back(limited, tmp_path):
+    script = "echo $CUDA_VISIBLE_DEVICES:$PWD; touch /e2e/agent/x; ls /tmp; exit 7"
+    runner = Runner(tmp_path, script, gpus=2)
+    ended = runner.run()
+    assert (ended.reason, runner.exit["reason"], runner.exit["rc"]) == ("exited", "exited", 7)
+    log = (runner.folder / "run.log").read_text().splitlines()
+    assert log[0] == ":/e2e/attempt"  # the command's environment is the spec's, whatever Slurm sets
+    assert "Read-only file system" in log[1]
+    assert len(log) == 2  # the stand-in's /tmp is empty: only mounts are shared
+    assert ask("squeue", "-h", "-t", "all", "-n", f"e2e:{runner.job.id}", "-o", "%b") == "gres:gpu:2"
+
+
+def test_offered_gpus_are_counted_and_too_many_are_refused(tmp_path):
+    offer = slurm_commands.Controller(Site()).offered()
+    assert offer.nodes == (("fake", 2), ("fake", 2))
+    ended = Runner(tmp_path, "true", gpus=5).run()
+    assert ended.reason == "not_started"
+    assert "node configuration is not available" in ended.detail
+
+
+def test_a_container_that_cannot_be_had_is_not_started_and_its_node_is_avoided(tmp_path):
+    runner = Runner(tmp_path, "true", image="missing.sqsh")
+    ended = runner.run()
+    assert ended.reason == "not_started"
+    assert "failed to import docker image" in ended.detail
+    assert runner.runtime.bad <= {"n1", "n2"}
+    assert runner.runtime.bad
+
+
+def test_a_job_cancelled_by_somebody_else_says_so_and_the_agent_stopped_its_tree(tmp_path):
+    runner = Runner(tmp_path, "echo up; sleep 300")
+    ended = runner.run(runner.once(lambda: ask("scancel", runner.number)))
+    assert ended.reason == "cancelled"
+    assert runner.exit["survivors"] == 0
+    assert runs.how_it_ended(runner.exit, ended.reason) == "cancelled"  # exit.json itself may say rc -15, exited
+
+
+def test_a_requeued_job_never_runs_twice_in_one_attempt(tmp_path):
+    runner = Runner(tmp_path, "echo up >>count; sleep 300")
+
+    def requeue() -> None:
+        ask("scontrol", "update", f"JobId={runner.number}", "Requeue=1")
+        ask("scontrol", "requeue", runner.number)
+
+    ended = runner.run(runner.once(requeue))
+    assert ended.reason == "requeued"
+    assert (runner.folder / "count").read_text() == "up\n"
+
+
+def test_a_controller_that_is_killed_and_comes_back_costs_nothing(tmp_path):
+    runner = Runner(tmp_path, "echo up; until [ -e go ]; do sleep 0.1; done; exit 3")
+
+    def kill() -> None:
+        began, until = (runner.folder / "run.log").stat().st_mtime, time.monotonic() + 20
+        while (CLUSTER / "state/job_state").stat().st_mtime <= began:  # a job that was not saved is lost for Slurm, too
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        control("stop", "slurmctld", SIGNAL="KILL")
+        (runner.folder / "go").touch()  # the job ends while nobody answers
+        threading.Timer(1.5, control, ("start",)).start()
+
+    ended = runner.run(runner.once(kill))
+    assert (ended.reason, runner.exit["rc"]) == ("exited", 3)
+    assert runner.jobs() == 1
+
+
+def test_a_submission_that_timed_out_after_it_was_accepted_is_not_doubled(tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm_commands, "CALL_S", 1.0)
+    late = tmp_path / "bin"
+    late.mkdir()
+    (late / "sbatch").write_text('#!/bin/bash\n/usr/bin/sbatch "$@" >/dev/null\nexec sleep 30\n')
+    (late / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{late}:{os.environ['PATH']}")
+    runner = Runner(tmp_path, "sleep 1")
+    assert runner.run().reason == "exited"
+    assert runner.jobs() == 1
+
+
+def test_a_stopped_controller_that_answers_late_gets_one_submission(tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm_commands, "CALL_S", 1.0)
+    pid = int((CLUSTER / "slurmctld.pid").read_text())
+    runner = Runner(tmp_path, "true")
+    submit, left = runner.runtime.controller.submit, [pid]
+
+    def submit_to_a_stopped_one(self: object, *args: Any, **kwargs: Any) -> str:
+        if left:
+            os.kill(left.pop(), signal.SIGSTOP)
+            threading.Timer(1.5, os.kill, (pid, signal.SIGCONT)).start()
+        return submit(*args, **kwargs)
+
+    monkeypatch.setattr(slurm_commands.Controller, "submit", submit_to_a_stopped_one)
+    assert runner.run().reason == "exited"
+    assert runner.jobs() == 1
+
+
+def test_a_node_that_is_drained_lets_its_job_end_and_takes_no_other(tmp_path):
+    runner = Runner(tmp_path, "echo up; until [ -e go ]; do sleep 0.1; done")
+
+    def drain() -> None:
+        node = ask("squeue", "-h", "-n", f"e2e:{runner.job.id}", "-o", "%N")
+        ask("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
+        try:
+            assert len(slurm_commands.Controller(Site()).offered().nodes) == 1
+        finally:
+            ask("scontrol", "update", f"NodeName={node}", "State=UNDRAIN")
+        (runner.folder / "go").touch()
+
+    assert runner.run(runner.once(drain)).reason == "exited"
+
+
+def test_a_node_that_goes_down_is_named_and_avoided(tmp_path):
+    runner = Runner(tmp_path, "echo up; sleep 300", site=Site(("--nodelist=n1",)))
+    nodes: list[str] = []
+
+    def down() -> None:
+        nodes.append(ask("squeue", "-h", "-n", f"e2e:{runner.job.id}", "-o", "%N"))
+        ask("scontrol", "update", f"NodeName={nodes[0]}", "State=DOWN", "Reason=test")
+
+    try:
+        ended = runner.run(runner.once(down))
+    finally:
+        for node in nodes:
+            # it may have come back by itself: ReturnToService
+            subprocess.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], check=False, capture_output=True)
+    assert ended.reason == "node_fail"
+    assert runner.runtime.bad == set(nodes)
+
+
+def test_too_much_memory_is_told_apart(tmp_path):
+    script = "python3 -c 'x = bytearray(b\"x\") * (600 << 20); import time; time.sleep(60)'"
+    ended = Runner(tmp_path, script, site=Site(("--mem=200",))).run()
+    assert ended.reason == "oom"
+
+
+def test_a_full_disk_on_the_node_is_the_runs_own_failure_with_its_words(tmp_path):
+    runner = Runner(tmp_path, "dd if=/dev/zero of=/dev/full bs=1k count=1")
+    assert runner.run().reason == "exited"
+    assert runner.exit["rc"] == 1
+    assert "No space left on device" in (runner.folder / "run.log").read_text()
+
+
+@pytest.fixture
+def mini(tmp_path: Path) -> Miniature:
+    made = Miniature(tmp_path)
+    made.levels.write_text(
+        made.levels.read_text().replace("suites: [mapping]", "suites: []").replace("gpus: 0", "gpus: 2")
+    )
+    (tmp_path / "image.sqsh").write_text("one")
+    return made
+
+
+def test_a_level_passes_and_fails_on_the_cluster_and_a_detached_one_is_picked_up(mini):
+    words = ("level0", "runtime=slurm", f"image={mini.home / 'image.sqsh'}")
+    good = mini.doit(*words)
+    assert good.rc == 0, good.out
+    assert "GPU-hours" in good.out
+    assert "/opt/Megatron-Bridge/src/megatron/bridge/__init__.py" in "".join(
+        path.read_text() for path in (mini.attempts()[0] / "origins").glob("*.jsonl")
+    )
+    # the same trees, another override: only the run is new; it is left, found again, and judged
+    slow = (*words, "+run.mode=sleep", "timeout=100s")
+    left = mini.doit(*slow, "detach=1")
+    assert left.rc == 2, left.out
+    assert "in flight: job" in left.report["sentence"]
+    assert "in flight: job" in mini.doit("status", *words[1:]).out
+    again = mini.doit(*slow, "detach=1")
+    assert "picking up" in again.out
+    attempt = mini.attempts()[-1]
+    assert len(mini.attempts()) == 2
+    ask("scancel", str(json.loads((attempt / "slurm.json").read_text())["job"]))
+    taken = mini.doit(*slow, "retries=0")
+    assert taken.rc == 2, taken.out
+    assert "cancelled by somebody else" in taken.out
+    assert len(mini.attempts()) == 2
+    # a broken Bridge is a Fail here as anywhere
+    (mini.bridge / "src/megatron/bridge/mapping.py").write_text("FACTOR = 1.5\n")
+    broken = mini.doit(*words)
+    assert broken.rc == 1, broken.out
+    assert "1.5" in broken.case["reasons"][0]["text"]
+    run_git(mini.bridge, "checkout", "-q", ".")
+    assert mini.doit(*words).case["cached"] is True
+
+
+def test_a_runner_that_is_killed_loses_nothing(mini):
+    words = ("level0", "runtime=slurm", f"image={mini.home / 'image.sqsh'}", "+run.mode=sleep", "timeout=100s")
+    first = mini.start(*words)
+    until = time.monotonic() + 60
+    while not list(mini.build.glob("*/attempts/level0.train/*/started")):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    first.kill()
+    first.communicate(timeout=20)
+    second = mini.start(*words)
+    for line in second.stdout or ():
+        if "picking up" in line:
+            break
+    second.send_signal(signal.SIGTERM)  # nobody is at a terminal: cancelled
+    assert "in flight" not in second.communicate(timeout=60)[0]
+    assert second.returncode == 143
+    assert len(mini.attempts()) == 1
+    assert json.loads((mini.attempts()[0] / "slurm.json").read_text())["state"] == "over"
+    assert "in flight" not in mini.doit("status", *words[1:3]).out
+
+
+def test_slurms_time_limit_is_told_apart_from_the_agents(limited):
+    limited["thread"].join(90)
+    assert limited["ended"].reason == "time_limit"
+    assert runs.how_it_ended(limited["runner"].exit, "time_limit") == "time_limit"
