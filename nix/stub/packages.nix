@@ -13,7 +13,8 @@ let
   # Attributes seen in nixpkgs. A requirement that is missing here is an evaluation error: look it up there first.
   seen = [
     "docker" "doit" "hypothesis" "jinja2" "junit-xml" "junitparser" "lxml" "lxml-stubs" "mypy" "numpy"
-    "pydantic" "pytest" "pytest-xdist" "jsonschema" "pytest-timeout" "python-on-whales" "pyyaml" "rich" "ruff" "tensorboard"
+    "jsonschema" "mkdocs" "pydantic" "pytest" "pytest-timeout" "pytest-xdist" "python-on-whales" "pyyaml" "rich" "ruff"
+    "selenium" "tensorboard"
     "types-protobuf" "types-pyyaml"
   ];
   packages = builtins.listToAttrs (map (name: { inherit name; value = empty "stub-${name}" { }; }) seen);
