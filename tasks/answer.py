@@ -162,7 +162,7 @@ def _cached_from(outcome: Outcome | None) -> dict[str, Any]:
 
 def _case(now: Invocation, case: Case) -> dict[str, Any]:
     run = now.outcomes.get(f"run:{case.id}")
-    for task in (f"check:{case.id}", f"metrics:{case.id}", f"run:{case.id}"):
+    for task in (f"check:{case.id}", f"metrics:{case.id}", f"run:{case.id}", f"config:{case.id}"):
         outcome = now.outcomes.get(task)
         if outcome is not None and (task.startswith("check:") or outcome.verdict is not Verdict.PASS):
             verdict, reasons = str(outcome.verdict), [r.as_dict() for r in outcome.reasons]
@@ -200,7 +200,7 @@ def _case(now: Invocation, case: Case) -> dict[str, Any]:
         "model": case.model, "gpus_wanted": case.gpus, "first_error": judged.get("first_error"),
         "evidence": judged.get("evidence") or {}, "warnings": judged.get("warnings") or [],
         "class": judged.get("class"), "flaky": len(tried) > 1 and verdict == "Pass",
-        "limitations": list(case.limitations),
+        "limitations": [*case.limitations, *_notes(now, case)],
     }  # fmt: skip
     if cached and run and run.record:
         entry["cached_from"] = {
@@ -211,6 +211,12 @@ def _case(now: Invocation, case: Case) -> dict[str, Any]:
         held = case.quarantine
         entry["quarantine"] = {"reason": held.reason, "owner": held.owner, "until": held.until}
     return entry
+
+
+def _notes(now: Invocation, case: Case) -> list[str]:
+    """Return what of the case's config could not be resolved before the run."""
+    config = now.outcomes.get(f"config:{case.id}")
+    return list(config.record.artefact.get("notes", [])) if config and config.record else []
 
 
 def _unevaluated(expr: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The pipeline of one invocation: stages in order, each brought up to date from its record or executed.
 
-    image, sync -> probe -> unit:<suite> -> run:<case> -> metrics:<case> -> check:<case>
+    image, sync -> probe -> unit:<suite>, config:<case> -> run:<case> -> metrics:<case> -> check:<case>
 
 doit decides order and selection; whether a stage is fresh is decided here, by its input digest and its record. Every
 stage leaves an `Outcome` under its task name; `answer.py` makes the report out of them.
@@ -96,6 +96,9 @@ class Pipeline:
         self.stop = threading.Event()
         self.listeners: list[Callable[[str, str, Mapping[str, Any]], None]] = []
         self._gpu_lock = threading.Lock()
+        self.planned: list[str] = []
+        self.resolving = threading.Lock()
+        self.resolved: dict[str, tuple[Path, list[dict[str, Any]]]] = {}
 
     # what the invocation is about -----------------------------------------------------------------------------------
 
@@ -366,6 +369,12 @@ class Pipeline:
         from tasks import suites
 
         return Stage("unit", suite.name, lambda: suites.inputs(self, suite), lambda: suites.execute(self, suite))
+
+    def config(self, case: Case) -> Stage:
+        """Return the stage in which NeMo-RL's own loader resolves the case's config, before a GPU is touched."""
+        from tasks import resolution
+
+        return Stage("config", case.id, lambda: resolution.inputs(self, case), lambda: resolution.execute(self, case))
 
     def run(self, case: Case) -> Stage:
         """Return the stage that executes a case and records what it left behind, judging nothing."""

@@ -42,6 +42,8 @@ def argv(pipe: Pipeline, case: Case) -> tuple[str, ...]:
 
 def inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
     """Return the parts of a case's input digest (design.md, "Words")."""
+    from tasks import resolution
+
     name = pipe.environment_of(case)
     place, trees = pipe.place_of(name), pipe.trees(baseline=name == "baseline")
     return {
@@ -49,6 +51,7 @@ def inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
         "image": sha256_json(place.image),
         "definition": sha256_json(case.run_definition()),
         "overrides": sha256_json(list(user_overrides(pipe))),
+        "config": resolution.digest(pipe, case),
         "gpus": pipe.gpus.label() if case.gpus and name != "cpu" else "none",
         "runtime": place.runtime.name,
         **pipeline.environment_inputs(case.env),
@@ -64,9 +67,6 @@ def preflight(pipe: Pipeline, case: Case, place: Place) -> list[Reason]:
             reasons.append(lacking)
     if case.nodes > 1 and pipe.settings.runtime != "slurm":
         reasons.append(Reason("nodes", case.id, f"needs {case.nodes} nodes: use runtime=slurm"))
-    files = pipe.manifests[case.repo].files
-    if case.script is not None and case.script not in files:
-        reasons.append(Reason("script", case.script, f"not in this NeMo-RL: {case.script}"))
     if place.runtime.name == "local":
         for path in case.clean:
             if path.startswith("/") and Path(path).exists():
@@ -124,8 +124,8 @@ def _as_run(pipe: Pipeline, last: Mapping[str, Any], case: Case) -> list[str]:
     return list(spec.get("argv") or argv(pipe, case))
 
 
-def _command(pipe: Pipeline, case: Case, paths: Mapping[str, str], place: Place) -> Command:
-    """Return the command with the run-time paths in place of `{attempt}`, `{bridge}`, `{mcore}`, `{nemo_rl}`."""
+def words(pipe: Pipeline, case: Case, place: Place, paths: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Return command and variables with `paths` in place of `{attempt}`, `{bridge}`, `{mcore}`, `{nemo_rl}`."""
     words, env = list(argv(pipe, case)), dict(case.env)
     plan = case.rehearsal if place.rehearsal else None
     if place.cpu and plan:
@@ -135,10 +135,17 @@ def _command(pipe: Pipeline, case: Case, paths: Mapping[str, str], place: Place)
     for kind, path in paths.items():
         words = [word.replace(f"{{{kind}}}", path) for word in words]
         env = {key: value.replace(f"{{{kind}}}", path) for key, value in env.items()}
-    if words[0] == "python":
-        words[0] = place.interpreter
+    return words, env
+
+
+def _command(pipe: Pipeline, case: Case, paths: Mapping[str, str], place: Place) -> Command:
+    """Return the command of one attempt."""
+    found, env = words(pipe, case, place, paths)
+    plan = case.rehearsal if place.rehearsal else None
+    if found[0] == "python":
+        found[0] = place.interpreter
     return attempts.Command(
-        tuple(words), paths[case.repo], pipe.settings.timeout_s or case.timeout_s, env, gpus=case.gpus,
+        tuple(found), paths[case.repo], pipe.settings.timeout_s or case.timeout_s, env, gpus=case.gpus,
         done_pattern=case.done_pattern, grace_s=case.grace_s, silence_s=SILENCE_S, network="network" in case.needs,
         standins=tuple(name for name in plan.standins if name not in cpu.ALWAYS) if plan else (),
     )  # fmt: skip

@@ -37,6 +37,7 @@ MAX_BYTES = 1 << 20
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGN = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*|[0-9]|\*|@)(\[[@*]\])?(?::?-([^}]*))?\}|([A-Za-z_]\w*|[0-9@*]))")
+_FROM = re.compile(r"\$\{@:([0-9]+)\}")
 _REDIRECT = re.compile(r"[0-9]*(<<<|>>|>&|<&|>|<)")
 
 
@@ -55,7 +56,7 @@ def read_checks(script: Path) -> tuple[str, ...]:
         found = commands(data.decode("utf-8", "replace"))
     except ValueError as error:
         raise UserError(f"{script}: {error}") from error
-    shell = _Shell()
+    shell = Shell()
     shell.run(found, {})
     return tuple(dict.fromkeys(shell.checks))
 
@@ -92,7 +93,7 @@ def _canonical(expr: str) -> tuple[object, ...]:
     return check.left, check.op, check.right
 
 
-class _Shell:
+class Shell:
     """Follows assignments, functions and loops far enough to know the words of each call of check_metrics.py."""
 
     def __init__(self) -> None:
@@ -201,6 +202,10 @@ class _Shell:
             array = _VARIABLE.fullmatch(plain) if len(word.pieces) == 1 and not word.pieces[0][0] else None
             if array and array[2] and array[1] in self.variables:
                 out += self.variables[array[1]]
+            elif array and "@" in (array[1], array[4]) and "@" in positional:
+                out += [text for name, text in positional.items() if name != "@"]
+            elif (rest := _FROM.fullmatch(plain)) and "@" in positional:
+                out += [text for name, text in positional.items() if name != "@" and int(name) >= int(rest[1])]
             else:
                 out.append(self.one(word, positional))
         return out
