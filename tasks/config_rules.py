@@ -1,8 +1,8 @@
 """What a resolved config must satisfy before a GPU is touched: pure, a function of config, case and variables.
 
 Each rule is one that NeMo-RL or Core raises by itself only after Ray, the workers and often the model are up
-(models/policy/lm_policy.py, distributed/batched_data_dict.py, algorithms/grpo.py of NeMo-RL 7ea279abf; parallel_state.py
-of Core), or one that would make the run evidence about something else than what the case claims.
+(models/policy/lm_policy.py, distributed/batched_data_dict.py, algorithms/grpo.py of NeMo-RL 7ea279abf;
+parallel_state.py of Core), or one that would make the run evidence about something else than what the case claims.
 A value that is absent or not a number decides nothing: the rule is then the run's own to apply.
 """
 
