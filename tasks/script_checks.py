@@ -23,6 +23,7 @@ from tasks.shell_words import Word, commands
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from tasks.levels import Case
     from tasks.shell_words import Command
 
 PROGRAM = "check_metrics.py"
@@ -82,6 +83,14 @@ def drift(levels_checks: Iterable[str], script: Path) -> tuple[str, ...]:
         near = [other for key, other in ours.items() if key[:1] == _canonical(expr)[:1] and len(key) > 1]
         told.append(f"{script.name}: {expr}: " + (f"levels.yaml has {near[0]}" if near else "not in levels.yaml"))
     return tuple(told)
+
+
+def as_upstream(case: Case) -> tuple[str, ...]:
+    """Return a case's checks and, without their prefix, those on a further run's series: a script has no prefixes."""
+    plain = [
+        expr.replace(f"{prefix}/", "") for prefix in case.also_logs for expr in case.checks if f"{prefix}/" in expr
+    ]
+    return (*case.checks, *plain)
 
 
 def _canonical(expr: str) -> tuple[object, ...]:
