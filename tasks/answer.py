@@ -199,6 +199,7 @@ def _case(now: Invocation, case: Case) -> dict[str, Any]:
         "baseline": compared,
         "model": case.model, "gpus_wanted": case.gpus, "first_error": judged.get("first_error"),
         "evidence": judged.get("evidence") or {}, "warnings": judged.get("warnings") or [],
+        "refit": judged.get("refit"),
         "class": judged.get("class"), "flaky": len(tried) > 1 and verdict == "Pass",
         "limitations": [*case.limitations, *_notes(now, case)],
     }  # fmt: skip
@@ -277,6 +278,9 @@ def limitations(now: Invocation, report: Mapping[str, Any]) -> list[str]:
     for case in report["cases"]:
         found += [f"{case['id']}: {text}" for text in case["limitations"]]
         found += [f"{case['id']}: the log warns: {text[:160]}" for text in case["warnings"][:3]]
+    pinned, core = report["provenance"]["bridge"].get("core_pin"), report["provenance"]["mcore"].get("sha")
+    if pinned and core and pinned != core:
+        found.append(f"Megatron-Core under test is {core[:12]}, the Bridge's commit pins {pinned[:12]}")
     if now.settings.overrides:
         found.append(f"overrides of the command line: {' '.join(now.settings.overrides)}")
     return list(dict.fromkeys(found))

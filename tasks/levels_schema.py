@@ -30,7 +30,7 @@ RESERVED = frozenset((
     "auto", "baseline", "bench", "build", "changed", "check", "clean", "completion", "demo", "doctor", "dumpdb",
     "fetch-models", "forget", "help", "ignore", "image", "info", "levels", "list", "metrics", "mutants", "plan",
     "probe", "proof", "rehearse", "report", "reset-dep", "roundtrip", "run", "status", "strace", "suite", "sync",
-    "tabcompletion", "test", "unit", "vendor", "weekly", "why",
+    "tabcompletion", "test", "unit", "vendor", "why",
 ))  # fmt: skip
 _TREES: dict[str, list[str]] = {"bridge": ["bridge", "mcore"], "nemo_rl": ["nemo_rl", "bridge", "mcore"]}
 

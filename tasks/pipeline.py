@@ -222,6 +222,7 @@ class Pipeline:
             "digest": manifest.digest,
             "components": dict(manifest.components),
             **provenance.revision(manifest, exclude).as_dict(),
+            **({"core_pin": provenance.gitlink(manifest.root, CORE_IN_BRIDGE)} if kind == "bridge" else {}),
         }
         write_json(artefact, fresh, only_if_changed=True)
         return fresh

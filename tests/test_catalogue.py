@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "levels.yaml").read_text()
 LEVELS = levels.load(ROOT / "levels.yaml")
 CASES = {case.id: case for case in LEVELS.cases()}
-VARIANTS = ("vlm", "audio", "eagle3", "mtp", "moe", "fp8", "modelopt")
+VARIANTS = ("weekly", "vlm", "audio", "eagle3", "mtp", "moe", "fp8", "modelopt")
 # Fixed folders outside the tree that upstream's scripts write and leave behind when they are killed.
 FIXED_FOLDERS = {
     "sft_megatron.sh": "/tmp/sft_checkpoints",
