@@ -37,7 +37,9 @@ def user_overrides(pipe: Pipeline) -> tuple[str, ...]:
 
 def argv(pipe: Pipeline, case: Case) -> tuple[str, ...]:
     """Return the command of a case as it would be typed in the NeMo-RL checkout, the user's overrides last."""
-    return (*case.argv(), *user_overrides(pipe))
+    from tasks import models
+
+    return (*case.argv(), *models.overrides(case), *user_overrides(pipe))
 
 
 def inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
@@ -60,6 +62,8 @@ def inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
 
 def preflight(pipe: Pipeline, case: Case, place: Place) -> list[Reason]:
     """Return why the case cannot run here, before anything is started; empty if it can."""
+    from tasks import environment, models
+
     reasons = []
     if not place.rehearsal:  # the CPU environment pretends its GPUs
         lacking = gpus.lacking(case.gpus, pipe.gpus) if case.gpus else None
@@ -77,6 +81,8 @@ def preflight(pipe: Pipeline, case: Case, place: Place) -> list[Reason]:
         for need, variable in (("hf_token", "HF_TOKEN"),)
         if need in case.needs and not os.environ.get(variable)
     ]
+    if not place.rehearsal:
+        reasons += models.preflight(case, {**environment.passed(os.environ), **case.env})
     free = shutil.disk_usage(pipe.workspace.root).free
     if free < 2 << 30:
         reasons.append(
