@@ -1,4 +1,4 @@
-"""The pipeline on one page: image, sync -> probe -> unit -> run -> metrics -> check, and the groups that ask for them.
+"""The pipeline on one page: image, sync -> probe -> unit, config -> run -> metrics -> check, and groups of them.
 
 doit orders and selects; each stage is fresh by its record (tasks/pipeline.py), not by doit's database.
 """
@@ -80,8 +80,9 @@ def task_repeat() -> Iterator[dict[str, Any]]:
 
 
 def _case(case: Case, first: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """Yield the three stages of a case."""
-    yield _stage(PIPE.run(case), *first)
+    """Yield the four stages of a case."""
+    yield _stage(PIPE.config(case), first[0])
+    yield _stage(PIPE.run(case), *first, f"config:{case.id}")
     yield _stage(PIPE.metrics(case), f"run:{case.id}")
     yield _stage(PIPE.check(case), f"metrics:{case.id}", f"run:{case.id}", first[0])
 

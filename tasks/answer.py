@@ -167,7 +167,7 @@ def _case(now: Invocation, case: Case) -> dict[str, Any]:
     from tasks import chain, repeat
 
     run = now.outcomes.get(f"run:{case.id}")
-    for task in (f"check:{case.id}", f"metrics:{case.id}", f"run:{case.id}"):
+    for task in (f"check:{case.id}", f"metrics:{case.id}", f"run:{case.id}", f"config:{case.id}"):
         outcome = now.outcomes.get(task)
         if outcome is not None and (task.startswith("check:") or outcome.verdict is not Verdict.PASS):
             verdict, reasons = str(outcome.verdict), [r.as_dict() for r in outcome.reasons]
@@ -197,8 +197,9 @@ def _case(now: Invocation, case: Case) -> dict[str, Any]:
         "baseline": theirs,
         "model": case.model, "gpus_wanted": case.gpus, "first_error": judged.get("first_error"),
         "evidence": judged.get("evidence") or {}, "warnings": judged.get("warnings") or [],
+        "refit": judged.get("refit"),
         "class": judged.get("class"), "flaky": len(tried) > 1 and verdict == "Pass",
-        "limitations": [*case.limitations, *repeat.known(now, case, run.record if run else None)],
+        "limitations": [*case.limitations, *_notes(now, case), *repeat.known(now, case, run.record if run else None)],
     }  # fmt: skip
     if cached and run and run.record:
         entry["cached_from"] = {
@@ -213,6 +214,12 @@ def _case(now: Invocation, case: Case) -> dict[str, Any]:
         held = case.quarantine
         entry["quarantine"] = {"reason": held.reason, "owner": held.owner, "until": held.until}
     return entry
+
+
+def _notes(now: Invocation, case: Case) -> list[str]:
+    """Return what of the case's config could not be resolved before the run."""
+    config = now.outcomes.get(f"config:{case.id}")
+    return list(config.record.artefact.get("notes", [])) if config and config.record else []
 
 
 def _unevaluated(expr: str) -> dict[str, Any]:
@@ -295,6 +302,9 @@ def limitations(now: Invocation, report: Mapping[str, Any]) -> list[str]:
     for case in report["cases"]:
         found += [f"{case['id']}: {text}" for text in case["limitations"]]
         found += [f"{case['id']}: the log warns: {text[:160]}" for text in case["warnings"][:3]]
+    pinned, core = report["provenance"]["bridge"].get("core_pin"), report["provenance"]["mcore"].get("sha")
+    if pinned and core and pinned != core:
+        found.append(f"Megatron-Core under test is {core[:12]}, the Bridge's commit pins {pinned[:12]}")
     if now.settings.overrides:
         found.append(f"overrides of the command line: {' '.join(now.settings.overrides)}")
     return list(dict.fromkeys(found))

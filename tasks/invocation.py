@@ -30,7 +30,6 @@ class Invocation(Pipeline):
     def __init__(self, chosen: settings.Settings) -> None:
         super().__init__(chosen)
         self.requested: list[str] = []
-        self.planned: list[str] = []
         self.roots: dict[str, str] = {}
         self.report: dict[str, Any] | None = None
         self._held = ExitStack()
@@ -102,6 +101,7 @@ class Invocation(Pipeline):
         try:
             for one in (
                 self.probe(environment_name="baseline"),
+                self.config(theirs),
                 self.run(theirs),
                 self.metrics(theirs),
                 self.check(theirs),

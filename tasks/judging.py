@@ -11,7 +11,7 @@ import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tasks import pipeline, verdict
+from tasks import pipeline, refit, verdict
 from tasks.files import read_json, sha256_json, write_bytes, write_json
 from tasks.settings import ROOT
 from tasks.verdict import Evidence, Expectation, Origin, Reason, Verdict
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # our own files whose change makes an earlier verdict worthless
 JUDGES = (
     "tasks/verdict.py", "tasks/judging.py", "tasks/checks.py", "tasks/grammar.py", "tasks/trends.py",
+    "tasks/refit.py",
     *(f"tasks/triage/{p.name}" for p in sorted((ROOT / "tasks/triage").iterdir()) if p.suffix in (".py", ".yaml")),
 )  # fmt: skip
 KIND_OF = {"megatron.bridge": "bridge", "megatron.core": "mcore", "nemo_rl": "nemo_rl"}
@@ -255,6 +256,7 @@ def judge(pipe: Pipeline, case: Case) -> Done:
             "class": decision.failure_class,
             "first_error": {"text": first.text, "line": first.line, "signature": first.signature} if first else None,
             "warnings": list(log.warnings) if log else [],
+            "refit": refit.table(evidence.series, first.signature if first else None),
             "evidence": {"workers_started": bool(log and log.workers_started), "origins": _origins(evidence)},
         },
         decision.verdict,

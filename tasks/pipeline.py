@@ -1,6 +1,6 @@
 """The pipeline of one invocation: stages in order, each brought up to date from its record or executed.
 
-    image, sync -> probe -> unit:<suite> -> run:<case> -> metrics:<case> -> check:<case>
+    image, sync -> probe -> unit:<suite>, config:<case> -> run:<case> -> metrics:<case> -> check:<case>
 
 doit decides order and selection; whether a stage is fresh is decided here, by its input digest and its record. Every
 stage leaves an `Outcome` under its task name; `answer.py` makes the report out of them.
@@ -100,6 +100,9 @@ class Pipeline:
         self._gpu_lock = threading.Lock()
         self._keys: dict[str, str] = {}  # task -> input digest of what is being executed
         self.gpu_hours = 0.0  # that this invocation may have used, at most
+        self.planned: list[str] = []
+        self.resolving = threading.Lock()
+        self.resolved: dict[str, tuple[Path, list[dict[str, Any]]]] = {}
 
     # what the invocation is about -----------------------------------------------------------------------------------
 
@@ -236,6 +239,7 @@ class Pipeline:
             "digest": manifest.digest,
             "components": dict(manifest.components),
             **provenance.revision(manifest, exclude).as_dict(),
+            **({"core_pin": provenance.gitlink(manifest.root, CORE_IN_BRIDGE)} if kind == "bridge" else {}),
         }
         write_json(artefact, fresh, only_if_changed=True)
         return fresh
@@ -396,6 +400,12 @@ class Pipeline:
         from tasks import suites
 
         return Stage("unit", suite.name, lambda: suites.inputs(self, suite), lambda: suites.execute(self, suite))
+
+    def config(self, case: Case) -> Stage:
+        """Return the stage in which NeMo-RL's own loader resolves the case's config, before a GPU is touched."""
+        from tasks import resolution
+
+        return Stage("config", case.id, lambda: resolution.inputs(self, case), lambda: resolution.execute(self, case))
 
     def run(self, case: Case) -> Stage:
         """Return the stage that executes a case and records what it left behind, judging nothing."""

@@ -58,6 +58,12 @@ def dirty_files(repo: Path, exclude: tuple[str, ...] = (), prefix: str = "") -> 
     return lines
 
 
+def gitlink(repo: Path, path: str) -> str | None:
+    """Return the commit that HEAD pins for the submodule at `path`; None where it is no submodule."""
+    mode, _, rest = git(repo, "ls-tree", "HEAD", "--", path).partition(" ")
+    return rest.split()[1] if mode == "160000" else None
+
+
 def nested_repositories(repo: Path) -> list[str]:
     """Return the paths of the submodules of `repo` that are checked out."""
     gitlinks = (line for line in git(repo, "ls-files", "-s", "-z").split("\0") if line.startswith("160000 "))

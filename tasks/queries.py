@@ -333,7 +333,7 @@ class Checks(Query):
         for case in now.levels.cases():
             script = now.settings.checkout("nemo_rl") / (case.script or "-")
             if script.exists():
-                lines += [f"{case.id}: {text}" for text in script_checks.drift(case.checks, script)]
+                lines += [f"{case.id}: {text}" for text in script_checks.drift(script_checks.as_upstream(case), script)]
         print(json.dumps(lines) if as_json else "\n".join(lines) or "no drift")
         return 1 if lines else 0
 

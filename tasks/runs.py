@@ -39,11 +39,15 @@ def user_overrides(pipe: Pipeline) -> tuple[str, ...]:
 
 def argv(pipe: Pipeline, case: Case) -> tuple[str, ...]:
     """Return the command of a case as it would be typed in the NeMo-RL checkout, the user's overrides last."""
-    return (*case.argv(), *user_overrides(pipe))
+    from tasks import models
+
+    return (*case.argv(), *models.overrides(case), *user_overrides(pipe))
 
 
 def inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
     """Return the parts of a case's input digest (design.md, "Words")."""
+    from tasks import resolution
+
     name = pipe.environment_of(case)
     place, trees = pipe.place_of(name), pipe.trees(baseline=name == "baseline")
     return {
@@ -51,6 +55,7 @@ def inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
         "image": sha256_json(place.image),
         "definition": sha256_json(case.run_definition()),
         "overrides": sha256_json(list(user_overrides(pipe))),
+        "config": resolution.digest(pipe, case),
         "gpus": pipe.gpus.label() if case.gpus and name != "cpu" else "none",
         "runtime": place.runtime.name,
         **pipeline.environment_inputs(case.env),
@@ -59,6 +64,8 @@ def inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
 
 def preflight(pipe: Pipeline, case: Case, place: Place) -> list[Reason]:
     """Return why the case cannot run here, before anything is started; empty if it can."""
+    from tasks import environment, models
+
     reasons = []
     waiting = pipe.in_flight(f"run:{case.id}") is not None  # its GPUs are granted and paid for
     if not place.rehearsal and case.gpus and not waiting:  # the CPU environment pretends its GPUs
@@ -69,9 +76,6 @@ def preflight(pipe: Pipeline, case: Case, place: Place) -> list[Reason]:
             reasons.append(budget)
     if case.nodes > 1 and pipe.settings.runtime != "slurm":
         reasons.append(Reason("nodes", case.id, f"needs {case.nodes} nodes: use runtime=slurm"))
-    files = pipe.manifests[case.repo].files
-    if case.script is not None and case.script not in files:
-        reasons.append(Reason("script", case.script, f"not in this NeMo-RL: {case.script}"))
     if place.runtime.name == "local":
         for path in case.clean:
             if path.startswith("/") and Path(path).exists():
@@ -82,6 +86,8 @@ def preflight(pipe: Pipeline, case: Case, place: Place) -> list[Reason]:
         for need, variable in (("hf_token", "HF_TOKEN"),)
         if need in case.needs and not os.environ.get(variable)
     ]
+    if not place.rehearsal:
+        reasons += models.preflight(case, {**environment.passed(os.environ), **case.env})
     free = shutil.disk_usage(pipe.workspace.root).free
     if free < 2 << 30:
         reasons.append(
@@ -143,8 +149,8 @@ def _as_run(pipe: Pipeline, last: Mapping[str, Any], case: Case) -> list[str]:
     return list(spec.get("argv") or argv(pipe, case))
 
 
-def _command(pipe: Pipeline, case: Case, paths: Mapping[str, str], place: Place) -> Command:
-    """Return the command with the run-time paths in place of `{attempt}`, `{bridge}`, `{mcore}`, `{nemo_rl}`."""
+def words(pipe: Pipeline, case: Case, place: Place, paths: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Return command and variables with `paths` in place of `{attempt}`, `{bridge}`, `{mcore}`, `{nemo_rl}`."""
     words, env = list(argv(pipe, case)), dict(case.env)
     plan = case.rehearsal if place.rehearsal else None
     if place.cpu and plan:
@@ -154,10 +160,17 @@ def _command(pipe: Pipeline, case: Case, paths: Mapping[str, str], place: Place)
     for kind, path in paths.items():
         words = [word.replace(f"{{{kind}}}", path) for word in words]
         env = {key: value.replace(f"{{{kind}}}", path) for key, value in env.items()}
-    if words[0] == "python":
-        words[0] = place.interpreter
+    return words, env
+
+
+def _command(pipe: Pipeline, case: Case, paths: Mapping[str, str], place: Place) -> Command:
+    """Return the command of one attempt."""
+    found, env = words(pipe, case, place, paths)
+    plan = case.rehearsal if place.rehearsal else None
+    if found[0] == "python":
+        found[0] = place.interpreter
     return attempts.Command(
-        tuple(words), paths[case.repo], pipe.settings.timeout_s or case.timeout_s, env, gpus=case.gpus,
+        tuple(found), paths[case.repo], pipe.settings.timeout_s or case.timeout_s, env, gpus=case.gpus,
         done_pattern=case.done_pattern, grace_s=case.grace_s, silence_s=SILENCE_S, network="network" in case.needs,
         standins=tuple(name for name in plan.standins if name not in cpu.ALWAYS) if plan else (), nodes=case.nodes,
     )  # fmt: skip

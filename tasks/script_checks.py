@@ -23,6 +23,7 @@ from tasks.shell_words import Word, commands
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from tasks.levels import Case
     from tasks.shell_words import Command
 
 PROGRAM = "check_metrics.py"
@@ -37,6 +38,7 @@ MAX_BYTES = 1 << 20
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGN = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*|[0-9]|\*|@)(\[[@*]\])?(?::?-([^}]*))?\}|([A-Za-z_]\w*|[0-9@*]))")
+_FROM = re.compile(r"\$\{@:([0-9]+)\}")
 _REDIRECT = re.compile(r"[0-9]*(<<<|>>|>&|<&|>|<)")
 
 
@@ -55,7 +57,7 @@ def read_checks(script: Path) -> tuple[str, ...]:
         found = commands(data.decode("utf-8", "replace"))
     except ValueError as error:
         raise UserError(f"{script}: {error}") from error
-    shell = _Shell()
+    shell = Shell()
     shell.run(found, {})
     return tuple(dict.fromkeys(shell.checks))
 
@@ -83,6 +85,14 @@ def drift(levels_checks: Iterable[str], script: Path) -> tuple[str, ...]:
     return tuple(told)
 
 
+def as_upstream(case: Case) -> tuple[str, ...]:
+    """Return a case's checks and, without their prefix, those on a further run's series: a script has no prefixes."""
+    plain = [
+        expr.replace(f"{prefix}/", "") for prefix in case.also_logs for expr in case.checks if f"{prefix}/" in expr
+    ]
+    return (*case.checks, *plain)
+
+
 def _canonical(expr: str) -> tuple[object, ...]:
     """Return what two spellings of one check share: what is limited, then the rest."""
     try:
@@ -92,7 +102,7 @@ def _canonical(expr: str) -> tuple[object, ...]:
     return check.left, check.op, check.right
 
 
-class _Shell:
+class Shell:
     """Follows assignments, functions and loops far enough to know the words of each call of check_metrics.py."""
 
     def __init__(self) -> None:
@@ -201,6 +211,10 @@ class _Shell:
             array = _VARIABLE.fullmatch(plain) if len(word.pieces) == 1 and not word.pieces[0][0] else None
             if array and array[2] and array[1] in self.variables:
                 out += self.variables[array[1]]
+            elif array and "@" in (array[1], array[4]) and "@" in positional:
+                out += [text for name, text in positional.items() if name != "@"]
+            elif (rest := _FROM.fullmatch(plain)) and "@" in positional:
+                out += [text for name, text in positional.items() if name != "@" and int(name) >= int(rest[1])]
             else:
                 out.append(self.one(word, positional))
         return out

@@ -31,14 +31,14 @@ def stages_of(now: Invocation, word: str) -> list[Stage]:
         if rest and rest not in suites:
             raise UserError(f"unknown suite {rest!r}{suggest(rest, suites)}")
         return [now.unit(suites[rest])] if rest else [now.unit(s) for s in suites.values()]
-    if kind in ("run", "metrics", "check") and rest:
+    if kind in ("config", "run", "metrics", "check") and rest:
         return [getattr(now, kind)(now.case(rest))]
     if word in now.levels.levels:
         level = now.levels.levels[word]
         return [*(now.unit(now.levels.suites[s]) for s in level.suites),
                 *(stage for case in level.cases for stage in (now.run(case), now.check(case)))]  # fmt: skip
     case = now.case(f"{kind}.{rest}" if kind in ("rehearse", "baseline", "repeat") else word)
-    return [now.run(case), now.metrics(case), now.check(case)]
+    return [now.config(case), now.run(case), now.metrics(case), now.check(case)]
 
 
 def record_of(now: Invocation, stage: Stage) -> Record | None:

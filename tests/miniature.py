@@ -46,6 +46,38 @@ print("Max number of steps has been reached, stopping training early", flush=Tru
 sys.exit(1 if mode in ("teardown", "badend") else 0)
 '''
 
+# The part of NeMo-RL's loader that is asked before a run; the real one needs OmegaConf and Hydra.
+LOADER = """\
+import json
+
+def load_config(path):
+    with open(path) as source: return json.load(source)
+
+def parse_hydra_overrides(config, overrides):
+    for word in overrides:
+        key, _, value = word.lstrip("+").partition("=")
+        *path, last = key.split(".")
+        node = config
+        for part in path: node = node.setdefault(part, {}) if word[0] == "+" else node[part]
+        if last not in node and word[0] != "+": raise KeyError(f"Could not override {key!r}")
+        node[last] = json.loads(value) if value[:1].isdigit() or value in ("true", "false") else value
+    return config
+"""
+
+PROGRAM = """\
+import os, sys
+from nemo_rl.utils.config import load_config, parse_hydra_overrides
+DEFAULT = os.path.join(os.path.dirname(__file__), "configs", "mini.yaml")
+config = parse_hydra_overrides(load_config(DEFAULT), sys.argv[1:])
+sys.argv[1:] = [f"run.steps={config['run']['steps']}"]
+exec(open("train.py").read())
+"""
+
+CONFIG = {
+    "run": {"steps": 2, "api_key": "hush", "note": "x"},
+    "policy": {"megatron_cfg": {"enabled": True}, "dtensor_cfg": {"enabled": False}},
+}
+
 EVENT_LOG = '''\
 """Event files by hand: record framing and the few protobuf fields that a scalar needs."""
 import struct
@@ -139,7 +171,13 @@ class Miniature:
             {
                 "nemo_rl/__init__.py": "",
                 "nemo_rl/event_log.py": EVENT_LOG,
+                "nemo_rl/utils/__init__.py": "",
+                "nemo_rl/utils/config.py": LOADER,
                 "train.py": TRAINER,
+                "examples/run_mini.py": PROGRAM,
+                "examples/configs/mini.yaml": json.dumps(CONFIG),
+                "tests/functional/mini.sh": "set -e\nPROJECT_ROOT=$(realpath .)\n"
+                "uv run $PROJECT_ROOT/examples/run_mini.py run.steps=2 $@ 2>&1 | tee run.log\n",
                 ".gitignore": "__pycache__/\n",
             },
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks import refit
 from tasks.report import answer, facts, summary
 from tasks.report.curves import curves, number
 from tasks.report.text import clean, one_line, read_around, read_tail
@@ -150,6 +151,8 @@ def _deliverable(
             for t in facts.rows(item.get("failed_tests"))[:20]
         ],
         "checks": _checks(item),
+        "refit": refit.cells(item.get("refit")),
+        "refit_text": refit.sentence(item.get("refit")),
         "curves": curves(item, root, max_points=budget.points) if case else [],
         "log": _log(item, root, share if loud else min(share, 3000)) if budget.log_bytes else None,
         "log_path": facts.log_path(item),

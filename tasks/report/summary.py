@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from tasks import refit
 from tasks.report import answer, facts
 from tasks.report.text import one_line
 from tasks.verdict import Verdict
@@ -180,6 +181,7 @@ def _cases(cases: Sequence[Deliverable], room: int) -> list[str]:
         marks += ["rehearsal"] if d.rehearsal else []
         marks += ["flaky: passed after a retry"] if d.item.get("flaky") and d.verdict is Verdict.PASS else []
         marks += ["quarantined"] if d.quarantined else []
+        marks += [told] if (told := refit.sentence(d.item.get("refit"))) else []
         text = f": {_say(d.reason, 240)}" if d.reason and d.verdict is not Verdict.PASS else ""
         if d.verdict is Verdict.BLOCKED and not d.dependent and not d.not_run and facts.before_construction(d.item):
             text += f" ({facts.NOT_EVIDENCE})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -9,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from tasks import levels, plan
-from tests import catalogue
+from tasks import config_rules, cpu, levels, plan, script_calls, script_checks
 
 ROOT = Path(__file__).parents[2]
 HERE = os.environ.get("NEMO_RL_REPO", "")
@@ -24,21 +24,41 @@ LEVELS = levels.load(ROOT / "levels.yaml")
 CASES = {case.id: case for case in LEVELS.cases()}
 SCRIPTS = [case for case in CASES.values() if case.script]
 TRAINED = [case for case in CASES.values() if case.steps is not None]
-REHEARSED = [case for case in CASES.values() if case.rehearsal and case.rehearsal.supported]
-# Scripts that choose the backend of each of their runs themselves.
-OWN_BACKENDS = {"level1.sft_resume_diamond"}
+REHEARSED = [levels.rehearse(case) for case in CASES.values() if case.rehearsal and case.rehearsal.supported]
 
 
 def by_id(case: levels.Case) -> str:
     return case.id
 
 
-def resolved(case: levels.Case, overrides: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
-    words = catalogue.words_of(RL, case)
-    entry = catalogue.script_text(RL, case) or " ".join(case.command or ())
-    config = catalogue.config_of(RL, [*words, *overrides], entry)
-    refused = catalogue.apply(config, words)
-    return config, [*refused, *catalogue.apply(config, overrides)]
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What NeMo-RL's own loader makes of every case and every rehearsal: one process of the CPU environment."""
+    home = Path(os.environ.get("E2E_REAL_BUILD") or ROOT / "build") / "cpu"
+    built = cpu.build(home, print) if "E2E_REAL_BUILD" in os.environ else cpu.ready(home)
+    if built is None:
+        pytest.skip("no CPU environment: set E2E_REAL_BUILD, or run `doit cpu` once")
+    folder = tmp_path_factory.mktemp("resolved")
+    asked = {case.id: [call.as_dict() for call in calls(case)] for case in [*CASES.values(), *REHEARSED]}
+    question = {"cases": asked, "validate": False, "secrets": [], "result": str(folder / "answers.json")}
+    text = json.dumps(question)
+    for name in ("attempt", "bridge", "mcore", "nemo_rl", "model", "models", "data"):
+        text = text.replace(f"{{{name}}}", f"/e2e/{name}")
+    (folder / "question.json").write_text(text)
+    env = {"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": HERE, "PYTHONDONTWRITEBYTECODE": "1"}
+    argv = [str(built.python), str(ROOT / "containers/resolve.py"), str(folder / "question.json")]
+    subprocess.run(argv, cwd=RL, env=env, check=True)
+    return json.loads((folder / "answers.json").read_text())
+
+
+def calls(case: levels.Case) -> tuple[script_calls.Call, ...]:
+    if case.script is None:
+        return script_calls.of_command(case.argv())
+    return script_calls.of_script(case.script, (RL / case.script).read_text(), case.overrides, case.env)
+
+
+def configs(answers: dict[str, list[dict[str, Any]]], case: levels.Case) -> list[dict[str, Any]]:
+    return [answer["config"] for answer in answers[case.id] if answer["config"]]
 
 
 @pytest.mark.parametrize("case", SCRIPTS, ids=by_id)
@@ -69,69 +89,34 @@ def test_every_file_of_the_bridge_belongs_to_a_known_component() -> None:
     assert [path for path in listed.split("\0") if path and surfaces.of(path) is surfaces.unknown] == []
 
 
-@pytest.mark.parametrize("case", TRAINED, ids=by_id)
-def test_every_override_key_is_in_the_config_that_the_script_uses(case: levels.Case) -> None:
-    assert resolved(case, case.overrides)[1] == []
-
-
-@pytest.mark.parametrize("case", REHEARSED, ids=by_id)
-def test_every_rehearsal_override_key_is_in_the_config(case: levels.Case) -> None:
-    assert resolved(case, levels.rehearse(case).overrides)[1] == []
-
-
-@pytest.mark.parametrize(
-    "case", [c for c in TRAINED if c.backend == "megatron" and c.id not in OWN_BACKENDS], ids=by_id
-)
-def test_the_policy_backend_is_megatron_alone(case: levels.Case) -> None:
-    policy = resolved(case, case.overrides)[0]["policy"]
-    assert policy["megatron_cfg"]["enabled"] is True
-    assert not policy["dtensor_cfg"]["enabled"]
-
-
-@pytest.mark.parametrize("case", [c for c in TRAINED if c.id not in OWN_BACKENDS], ids=by_id)
-def test_gpus_of_the_case_are_those_of_the_config(case: levels.Case) -> None:
-    cluster = resolved(case, case.overrides)[0]["cluster"]
-    assert cluster["gpus_per_node"] * cluster["num_nodes"] == case.gpus
-    assert cluster["num_nodes"] == case.nodes
+@pytest.mark.parametrize("case", [*TRAINED, *REHEARSED], ids=by_id)
+def test_nemo_rls_own_loader_takes_every_key_and_no_rule_objects(
+    answers: dict[str, list[dict[str, Any]]], case: levels.Case
+) -> None:
+    assert answers[case.id] != []
+    assert config_rules.judge(case, answers[case.id], case.env) == []
 
 
 @pytest.mark.parametrize("case", TRAINED, ids=by_id)
-def test_steps_of_the_case_are_those_of_the_config(case: levels.Case) -> None:
-    config = resolved(case, case.overrides)[0]
-    asked = next(config[k]["max_num_steps"] for k in ("sft", "dpo", "ppo", "distillation", "grpo") if k in config)
-    assert asked == case.steps
+def test_gpus_steps_and_model_of_the_case_are_those_of_the_config(
+    answers: dict[str, list[dict[str, Any]]], case: levels.Case
+) -> None:
+    for config in configs(answers, case):
+        cluster = config["cluster"]
+        assert (cluster["gpus_per_node"] * cluster["num_nodes"], cluster["num_nodes"]) == (case.gpus, case.nodes)
+        asked = next(config[k]["max_num_steps"] for k in ("sft", "dpo", "ppo", "distillation", "grpo") if k in config)
+        assert asked == case.steps
+        assert config["policy"]["model_name"] == case.model
 
 
-@pytest.mark.parametrize("case", TRAINED, ids=by_id)
-def test_model_of_the_case_is_that_of_the_config(case: levels.Case) -> None:
-    assert resolved(case, case.overrides)[0]["policy"]["model_name"] == case.model
+def test_only_the_script_that_writes_its_own_configs_is_not_read_whole(
+    answers: dict[str, list[dict[str, Any]]],
+) -> None:
+    unread = {case for case, found in answers.items() if any(one["unread"] for one in found)}
+    assert unread == {"level1.grpo_megatron_mbridge_restore", "rehearse.level1.grpo_megatron_mbridge_restore"}
 
 
 @pytest.mark.parametrize("case", SCRIPTS, ids=by_id)
 def test_no_check_of_the_script_is_missing_here(case: levels.Case) -> None:
-    ours = {catalogue.normal(text) for text in case.checks}
-    assert catalogue.upstream_checks(RL, case) - ours == set()
-
-
-@pytest.mark.parametrize("case", [c for c in TRAINED if c.id not in OWN_BACKENDS], ids=by_id)
-def test_parallel_sizes_and_batches_fit_the_gpus(case: levels.Case) -> None:
-    policy = resolved(case, case.overrides)[0]["policy"]
-    megatron = policy["megatron_cfg"]
-    sizes = [megatron[f"{kind}_parallel_size"] for kind in ("tensor_model", "pipeline_model", "context")]
-    split = sizes[0] * sizes[1] * sizes[2]
-    generation = policy.get("generation") or {}
-    colocated = generation.get("colocated") or {}
-    own = (
-        case.gpus
-        if colocated.get("enabled", True)
-        else case.gpus
-        - (
-            (colocated["resources"]["gpus_per_node"] or case.gpus // case.nodes)
-            * (colocated["resources"]["num_nodes"] or 1)
-        )
-    )
-    assert own % split == 0
-    micro, whole = policy["train_micro_batch_size"], policy["train_global_batch_size"]
-    assert whole % (own // split) == 0
-    if sizes[0] >= 4:  # NeMo-RL's guard (nemo_rl/models/policy/lm_policy.py)
-        assert policy.get("logprob_batch_size") in (None, micro, "${policy.train_micro_batch_size}")
+    told = script_checks.drift(script_checks.as_upstream(case), RL / case.script)
+    assert [text for text in told if "compare by hand" not in text] == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nemo_rl.algorithms.grpo import close, grpo_train, setup
 from nemo_rl.models.huggingface import ensure_checkpoint
-from nemo_rl.utils.config import apply_overrides, load_config
+from nemo_rl.utils.config import load_config, parse_hydra_overrides
 from nemo_rl.utils.logger import Logger, get_next_experiment_dir
 
 
@@ -19,7 +19,7 @@ def main():
     print(f"Loaded configuration from: {args.config}")
     if overrides:
         print(f"Overrides: {overrides}")
-        apply_overrides(config, overrides)
+        parse_hydra_overrides(config, overrides)
     print("Final config:")
     pprint.pprint(config, width=120)
     config["logger"]["log_dir"] = str(get_next_experiment_dir(config["logger"]["log_dir"]))

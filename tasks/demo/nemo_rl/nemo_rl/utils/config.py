@@ -23,7 +23,7 @@ def load_config(path):
     return _merge(load_config(path.parent / parent), own) if parent else own
 
 
-def apply_overrides(config, overrides):
+def parse_hydra_overrides(config, overrides):
     """Apply `a.b=value`, `+a.b=value` (new key), `++a.b=value` (either) and `~a.b` (remove) in order, in place."""
     for override in overrides:
         name, _, text = override.partition("=")

@@ -3,7 +3,7 @@
 import numpy as np
 
 from nemo_rl.environments import arithmetic
-from nemo_rl.utils.config import OverridesError, apply_overrides
+from nemo_rl.utils.config import OverridesError, parse_hydra_overrides
 
 
 def rows(*answers):
@@ -22,9 +22,9 @@ def test_unshuffled_prompts_cover_all_sums():
 
 def test_override_of_an_unknown_key_is_an_error():
     config = {"grpo": {"max_num_steps": 2}}
-    assert apply_overrides(config, ["grpo.max_num_steps=5"]) == {"grpo": {"max_num_steps": 5}}
+    assert parse_hydra_overrides(config, ["grpo.max_num_steps=5"]) == {"grpo": {"max_num_steps": 5}}
     try:
-        apply_overrides(config, ["grpo.max_steps=5"])
+        parse_hydra_overrides(config, ["grpo.max_steps=5"])
     except OverridesError as error:
         assert "Could not override 'grpo.max_steps'" in str(error)
     else:
