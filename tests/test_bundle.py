@@ -159,6 +159,11 @@ def test_a_secret_stops_the_bundle(mini: Miniature, monkeypatch: pytest.MonkeyPa
     with pytest.raises(UserError, match=r"attempt/run\.log holds"):
         bundle.pack(now, found)
     monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(UserError, match="attempt/spec.json holds"):
+        bundle._no_secrets({"attempt/spec.json": b'{"HTTPS_PROXY": "http://me:word@proxy:3128"}'})
+    bundle._no_secrets(
+        {"trees/bridge/doc.md": b"http://user:password@host", "attempt/run.log": b"http://proxy:3128/x@y"}
+    )
     with pytest.raises(UserError, match="looks like a token"):
         bundle._no_secrets({"trees/bridge/x": b"key = 'hf_" + b"a1" * 17 + b"'"})
 
@@ -319,6 +324,18 @@ def test_the_answer_says_reproduced_or_where_it_differs(
     said = capsys.readouterr().out
     assert words in said
     assert ("not as then: gpus: none then, 8x H200 now" in said) is (rc != 2)
+
+
+def test_variables_are_those_of_the_attempt_and_an_absent_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"HF_HOME": "/mine", "NCCL_DEBUG": "INFO", "MODEL_PATH": "/m"}.items():
+        monkeypatch.setenv(name, value)
+    then = {"HF_HOME": "/does/not/exist", "MODEL_PATH": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    assert reproduce.set_environment(then) == ["HF_HOME: /does/not/exist is not here, /mine is used"]
+    now = {name: os.environ.get(name) for name in ("HF_HOME", "NCCL_DEBUG", "MODEL_PATH", "HF_HUB_OFFLINE")}
+    assert now == {"HF_HOME": "/mine", "NCCL_DEBUG": None, "MODEL_PATH": str(tmp_path), "HF_HUB_OFFLINE": "1"}
 
 
 def test_a_file_that_nothing_has_any_more_is_named_with_what_to_do(packed: Path, tmp_path: Path) -> None:
