@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 NAMESPACE = "nemo-rl-e2e"  # of signatures
 TOKENS = re.compile(rb"\b(?:hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|glpat-[\w-]{20,}|nvapi-[\w-]{30,})")
+LOGIN = re.compile(rb"://[^/\s:@\"']+:[^/\s@\"']+@")  # of a proxy; in sources it is an example
 MOST_BYTES = 1 << 30  # of one member of a bundle that is read
 
 
@@ -61,7 +62,7 @@ def find(now: Invocation, word: str) -> Found:
     facts = read_json(folder / "attempt.json")
     if run is None or facts is None:
         raise UserError(f"{folder}: not a finished attempt of a case")
-    if "trees" not in facts:
+    if "passed" not in facts:
         raise UserError(f"{folder}: made by an earlier version, which did not note commits and overrides: run it again")
     return Found(folder, run, facts)
 
@@ -134,7 +135,8 @@ def _no_secrets(members: Mapping[str, bytes]) -> None:
     """Raise UserError for a member that holds the value of a secret of this environment, or what looks like a token."""
     values = [os.environ[name].encode() for name in environment.SECRETS if len(os.environ.get(name, "")) >= 8]
     for name, data in members.items():
-        if any(value in data for value in values) or TOKENS.search(data):
+        login = not name.startswith("trees/") and LOGIN.search(data)
+        if any(value in data for value in values) or TOKENS.search(data) or login:
             raise UserError(
                 f"{name} holds what looks like a token or the value of a secret: not bundled; remove it there"
             )

@@ -143,11 +143,11 @@ def trees(given: Settings, described: Mapping[str, Any], packed: Path, home: Pat
     shutil.rmtree(home / "commits", ignore_errors=True)
 
 
-def set_environment(spec: Mapping[str, Any]) -> list[str]:
-    """Give this process the variables that the attempt was passed; return those that cannot be had here."""
+def set_environment(passed: Mapping[str, str]) -> list[str]:
+    """Give this process the variables that the attempt's user had; return those that cannot be had here."""
     notes = []
     for name in environment.PASSED:
-        value = spec["env"].get(name)
+        value = passed.get(name)
         if value is None:
             os.environ.pop(name, None)
         elif name in environment.HOST_FOLDERS and not Path(value).exists():
@@ -183,7 +183,8 @@ class Reproduce(Run):
         if wrong:
             raise UserError(f"{file}: {wrong[0]} ({len(wrong)} such): not believed, nothing was run")
         trees(given, self.described, self.packed, home)
-        self.notes = [*self.described["notes"], *set_environment(read_json(self.packed / "attempt/spec.json"))]
+        facts = read_json(self.packed / "attempt/attempt.json")
+        self.notes = [*self.described["notes"], *set_environment(facts["passed"])]
         chosen = {kind: os.fspath(home / kind) for kind in self.described["trees"]}
         chosen |= {"n": "1", "runtime": self.described["runtime"], **_image(self.described)}
         if (self.packed / "levels.yaml").exists():

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks import attempts, cpu, gpus, inflight, pipeline, records, snapshot
+from tasks import attempts, cpu, environment, gpus, inflight, pipeline, records, snapshot
 from tasks.files import read_json, sha256_json, write_json
 from tasks.verdict import Reason, Verdict
 
@@ -202,6 +202,7 @@ def _attempt(pipe: Pipeline, case: Case, place: Place, trees: Mapping[str, Tree]
         "case": case.id,
         "overrides": list(user_overrides(pipe)),
         "runtime": place.runtime.name,
+        "passed": environment.passed(os.environ),
         "image": {key: place.image.get(key) for key in ("ref", "digest", "id")},
         "trees": {kind: {"digest": m.digest, "sha": m.head} for kind, m in pipe.manifests.items()},
     }

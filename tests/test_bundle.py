@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tarfile
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,8 +32,7 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> Miniature:
     """A miniature with every kind of dirt in its NeMo-RL, whose level 0 has passed."""
     made = Miniature(tmp_path_factory.mktemp("bundle"))
     made.levels.write_text(made.levels.read_text().replace("    suites: [mapping]\n", ""))
-    drift = f'1.04 if os.path.exists("{made.home}/drift") else 1.0'
-    (made.nemo_rl / "train.py").write_text((made.nemo_rl / "train.py").read_text().replace("1.0 * FACTOR", drift))
+    (made.nemo_rl / "train.py").write_text((made.nemo_rl / "train.py").read_text() + "# edited\n")
     (made.nemo_rl / "tool.sh").write_text("true\n")
     (made.nemo_rl / "tool.sh").chmod(0o755)
     (made.nemo_rl / "link").symlink_to("train.py")
@@ -159,6 +159,11 @@ def test_a_secret_stops_the_bundle(mini: Miniature, monkeypatch: pytest.MonkeyPa
     with pytest.raises(UserError, match=r"attempt/run\.log holds"):
         bundle.pack(now, found)
     monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(UserError, match="attempt/spec.json holds"):
+        bundle._no_secrets({"attempt/spec.json": b'{"HTTPS_PROXY": "http://me:word@proxy:3128"}'})
+    bundle._no_secrets(
+        {"trees/bridge/doc.md": b"http://user:password@host", "attempt/run.log": b"http://proxy:3128/x@y"}
+    )
     with pytest.raises(UserError, match="looks like a token"):
         bundle._no_secrets({"trees/bridge/x": b"key = 'hf_" + b"a1" * 17 + b"'"})
 
@@ -276,19 +281,67 @@ def test_tolerances_are_the_users_where_given():
 
 def test_an_attempt_is_reproduced_elsewhere_from_its_bundle(mini: Miniature, packed: Path, tmp_path: Path) -> None:
     other = Miniature(tmp_path)  # equal commits, none of the dirt, another path, nothing of the first build folder
+    other.levels.write_text(other.levels.read_text().replace("    suites: [mapping]\n", ""))
     done = other.doit("reproduce", str(packed))
     assert done.rc == 0, done.out
     assert "Result: Pass - reproduced: verdict Pass again, 2 series within tolerance" in done.out
-    (mini.home / "drift").touch()
-    try:
-        differs = other.doit("reproduce", str(packed))
-    finally:
-        (mini.home / "drift").unlink()
-    assert differs.rc == 1, differs.out
-    assert "DIFFERS train/token_mult_prob_error at step 1: 1.0 then, 1.03" in differs.out
-    shutil.rmtree(other.nemo_rl / ".git")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "value", "rc", "words"),
+    [
+        ("Pass", 1.0, 0, "Result: Pass - reproduced: verdict Pass again"),
+        ("Pass", 1.04, 1, "differs: train/token_mult_prob_error at step 1: 1.0 then, 1.04 now, beyond 2 %"),
+        ("Fail", 1.0, 1, "differs: verdict: Pass then, Fail now"),
+        (None, 1.0, 2, "Result: Blocked - not reproduced"),
+    ],
+)
+def test_the_answer_says_reproduced_or_where_it_differs(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    verdict: str | None, value: float, rc: int, words: str,
+) -> None:  # fmt: skip
+    asked = reproduce.Reproduce.__new__(reproduce.Reproduce)
+    asked.packed, asked.case, asked.notes, asked.allowed = (
+        tmp_path / "b",
+        "level0.train",
+        [],
+        reproduce.tolerances(None),
+    )
+    asked.described, _ = bundle.read(packed, asked.packed)
+    metrics = json.loads((asked.packed / "attempt/metrics.json").read_text())
+    metrics["train/token_mult_prob_error"]["1"] = value
+    (tmp_path / "again").mkdir()
+    (tmp_path / "again/metrics.json").write_text(json.dumps(metrics))
+    run = json.loads((asked.packed / "records/run.json").read_text())
+    tried = [{"id": "a", "path": "again", "verdict": verdict}] if verdict else []
+    record = SimpleNamespace(artefact={"attempts": tried}, inputs={**run["inputs"], "gpus": "8x H200"})
+    now = SimpleNamespace(
+        outcomes={"repeat:level0.train": SimpleNamespace(record=record, reasons=())},
+        workspace=SimpleNamespace(root=tmp_path, report=tmp_path / "report"),
+    )
+    monkeypatch.setattr(reproduce.invocation, "current", lambda: now)
+    assert asked.status() == rc
+    said = capsys.readouterr().out
+    assert words in said
+    assert ("not as then: gpus: none then, 8x H200 now" in said) is (rc != 2)
+
+
+def test_variables_are_those_of_the_attempt_and_an_absent_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"HF_HOME": "/mine", "NCCL_DEBUG": "INFO", "MODEL_PATH": "/m"}.items():
+        monkeypatch.setenv(name, value)
+    then = {"HF_HOME": "/does/not/exist", "MODEL_PATH": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    assert reproduce.set_environment(then) == ["HF_HOME: /does/not/exist is not here, /mine is used"]
+    now = {name: os.environ.get(name) for name in ("HF_HOME", "NCCL_DEBUG", "MODEL_PATH", "HF_HUB_OFFLINE")}
+    assert now == {"HF_HOME": "/mine", "NCCL_DEBUG": None, "MODEL_PATH": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+
+
+def test_a_file_that_nothing_has_any_more_is_named_with_what_to_do(packed: Path, tmp_path: Path) -> None:
+    other = Miniature(tmp_path / "other")
     (other.nemo_rl / "nemo_rl/event_log.py").write_text("other\n")
-    lost = other.doit("reproduce", str(packed))
-    assert lost.rc == 2
-    assert "nemo_rl: 1 files of tree" in lost.out
-    assert "lacks commit" in lost.out
+    shutil.rmtree(other.nemo_rl / ".git")
+    described, _ = bundle.read(packed, tmp_path / "bundle")
+    with pytest.raises(UserError, match=r"nemo_rl: 1 files of tree .* nemo_rl/event_log.py first; .* lacks commit"):
+        reproduce.trees(now_of(other).settings, described, tmp_path / "bundle", tmp_path / "home")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tasks.invocation import Invocation
 from tasks.triage.signatures import KINDS
 from tasks.why import chain_of
 from tests.conftest import run_git
-from tests.miniature import Miniature
+from tests.miniature import Done, Miniature
 
 CHECK = {"expr": "max(x) < 1", "op": "<", "limit": 1.0, "value": 2.0, "worst_step": "7", "text": "t", "verdict": "Fail"}
 JUDGED = {
@@ -73,23 +74,48 @@ def told(mini: Miniature) -> list[chain.Link]:
     return chain_of(now, now.case("level0.train"))
 
 
-def test_why_gives_the_chain_of_what_is_there_now(tmp_path: Path) -> None:
-    mini = Miniature(tmp_path)
+@dataclass(frozen=True)
+class Told:
+    """A miniature whose first run edits the Bridge's checkout meanwhile, and what two calls of level 0 gave."""
+
+    mini: Miniature
+    first: Done
+    chain: list[chain.Link]
+    second: Done
+
+
+@pytest.fixture(scope="module")
+def edited(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    mini = Miniature(tmp_path_factory.mktemp("edited"))
     mini.levels.write_text(mini.levels.read_text().replace("    suites: [mapping]\n", ""))
     assert told(mini) == []
-    assert mini.doit("level0").rc == 0
-    passed = told(mini)
-    assert {link.verdict for link in passed} == {"Pass"}
-    assert any(str(link.value).startswith("max(data[") for link in passed)
-    (mini.bridge / "src/megatron/bridge/mapping.py").write_text("FACTOR = 1.5\n")
-    failed = mini.doit("level0")
+    mapping, trainer = mini.bridge / "src/megatron/bridge/mapping.py", mini.nemo_rl / "train.py"
+    edit = f'open("{mapping}", "w").write("FACTOR = 1.5\\n")\n'
+    trainer.write_text(trainer.read_text().replace("records = []\n", f"{edit}records = []\n"))
+    first = mini.doit("level0")
+    run_git(mini.bridge, "checkout", "-q", ".")
+    links = told(mini)
+    mapping.write_text("FACTOR = 1.5\n")
+    return Told(mini, first, links, mini.doit("level0"))
+
+
+def test_an_edit_during_the_run_is_not_what_was_tested_and_the_next_call_runs_again(edited: Told) -> None:
+    assert edited.first.rc == 0, edited.first.out  # the frozen tree has 1.0
+    assert edited.second.rc == 1
+    assert edited.second.ran("run:level0.train")
+
+
+def test_why_gives_the_chain_of_what_is_there_now(edited: Told) -> None:
+    mini, failed = edited.mini, edited.second
+    assert {link.verdict for link in edited.chain} == {"Pass"}
+    assert any(str(link.value).startswith("max(data[") for link in edited.chain)
     assert "1.5 at step 1, limit < 1.05" in failed.case["chain"][0]
     assert "1.5 at step 1, limit &lt; 1.05" in (mini.workspace / "report/index.html").read_text()
     assert failed.case["chain"] == [link.text for link in told(mini)]
     shown = json.loads(mini.doit("why", "level0.train", "--json").out)
     assert shown[2]["chain"][0]["file"].endswith("/metrics.json")
     run_git(mini.bridge, "checkout", "-q", ".")  # the newest record is the Fail, that of this tree the Pass
-    assert told(mini) == passed
+    assert told(mini) == edited.chain
     mini.levels.write_text(mini.levels.read_text().replace("gpus: 0", "gpus: 99"))
     now = now_of(mini)
     now.execute(now.run(now.case("level0.train")))

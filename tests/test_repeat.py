@@ -75,23 +75,24 @@ def test_n_is_a_whole_number(text):
 
 def test_a_case_repeated_shows_its_spread_and_hides_no_fail(tmp_path: Path) -> None:
     mini = Miniature(tmp_path)
+    mini.levels.write_text(mini.levels.read_text().replace("    suites: [mapping]\n", ""))
     trainer = mini.nemo_rl / "train.py"
-    drift = '1.0 + 0.02 * len(os.listdir(os.environ["HOME"] + "/../.."))'  # 1.02, 1.04, 1.06 in its folder
+    drift = '1.0 + 0.04 * len(os.listdir(os.environ["HOME"] + "/../.."))'  # 1.04, 1.08 in its folder
     trainer.write_text(trainer.read_text().replace("1.0 * FACTOR", drift))
-    done = mini.doit("level0", "repeat:level0.train", "n=3")
+    done = mini.doit("level0", "repeat:level0.train", "n=2")
     assert done.rc == 1, done.out
     level, repeated = done.report["cases"]
-    assert (level["id"], level["verdict"]) == ("level0.train", "Pass")
-    assert (repeated["id"], repeated["verdict"], len(repeated["attempts"])) == ("repeat.level0.train", "Fail", 3)
-    assert done.report["sentence"].startswith("repeat.level0.train failed: 2 of 3 attempts passed")
+    assert (level["id"], level["verdict"]) == (
+        "level0.train",
+        "Pass",
+    )  # its record stands, and says what repeats showed
+    assert "1 of 2 attempts passed (doit repeat:level0.train)" in " ".join(level["limitations"])
+    assert (repeated["id"], repeated["verdict"], len(repeated["attempts"])) == ("repeat.level0.train", "Fail", 2)
+    assert done.report["sentence"].startswith("repeat.level0.train failed: 1 of 2 attempts passed")
     found = json.loads((mini.workspace / "report/repeat.json").read_text())
-    assert [round(v, 4) for v in found["checks"][0]["values"]] == [1.02, 1.04, 1.06]
-    assert [one["verdict"] for one in found["attempts"]] == ["Pass", "Pass", "Fail"]
-    assert len({one["path"] for one in found["attempts"]}) == 3
-    assert len(list((mini.workspace / "records/run/repeat.level0.train").glob("*.json"))) == 3
-    assert "2/3  max(data[" in done.out
-    assert (mini.workspace / "report/repeat.html").read_text().count("<circle") >= 6
-    again = mini.doit("level0")
-    assert again.rc == 0  # the level's own record stands, and says what the repeats showed
-    assert "2 of 3 attempts passed (doit repeat:level0.train)" in " ".join(again.report["limitations"])
-    assert mini.doit("repeat:level0.train", "n=0").rc == 2
+    assert [round(v, 4) for v in found["checks"][0]["values"]] == [1.04, 1.08]
+    assert [one["verdict"] for one in found["attempts"]] == ["Pass", "Fail"]
+    assert len({one["path"] for one in found["attempts"]}) == 2
+    assert len(list((mini.workspace / "records/run/repeat.level0.train").glob("*.json"))) == 2
+    assert "1/2  max(data[" in done.out
+    assert (mini.workspace / "report/repeat.html").read_text().count("<circle") >= 4

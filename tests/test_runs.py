@@ -11,7 +11,6 @@ import pytest
 from tasks import digests, gpus, runs, snapshot
 from tasks.attempts import Tree
 from tasks.digests import Entry
-from tests.conftest import run_git
 from tests.miniature import Miniature
 from tests.test_chain import now_of
 
@@ -102,20 +101,3 @@ def test_what_python_does_not_import_counts_too(path, reached):
     after = {**before, path: Entry("100644", "2")}
     patterns = digests.COMPONENTS["nemo_rl"]
     assert (digests.digest_of(before, patterns) != digests.digest_of(after, patterns)) is reached
-
-
-def test_an_edit_during_the_run_is_not_what_was_tested_and_the_next_call_runs_again(tmp_path: Path) -> None:
-    mini = Miniature(tmp_path)
-    mini.levels.write_text(mini.levels.read_text().replace("    suites: [mapping]\n", ""))
-    mapping = mini.bridge / "src/megatron/bridge/mapping.py"
-    edit = f'open("{mapping}", "w").write("FACTOR = 1.5\\n")\n'
-    (mini.nemo_rl / "train.py").write_text(
-        (mini.nemo_rl / "train.py").read_text().replace("records = []\n", f"{edit}records = []\n")
-    )
-    first = mini.doit("level0")
-    assert first.rc == 0, first.out  # the frozen tree has 1.0
-    assert mapping.read_text() == "FACTOR = 1.5\n"
-    again = mini.doit("level0")
-    assert again.rc == 1
-    assert again.ran("run:level0.train")
-    run_git(mini.bridge, "checkout", "-q", ".")
