@@ -28,7 +28,7 @@ SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 # Task names of ours that a variant or suite would hide, and doit's own commands.
 RESERVED = frozenset((
     "auto", "baseline", "bench", "build", "changed", "check", "clean", "completion", "demo", "doctor", "dumpdb",
-    "fetch-models", "forget", "help", "ignore", "image", "info", "levels", "list", "metrics", "mutants", "plan",
+    "fetch-models", "forget", "gate", "help", "ignore", "image", "info", "levels", "list", "metrics", "mutants", "plan",
     "probe", "proof", "rehearse", "report", "reset-dep", "roundtrip", "run", "status", "strace", "suite", "sync",
     "tabcompletion", "test", "unit", "vendor", "weekly", "why",
 ))  # fmt: skip

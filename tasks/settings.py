@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROOT = Path(__file__).resolve().parent.parent
+# does a failing CPU proof of a case's model family stop the case? on: yes; warn: it is shown; auto: on where
+# `doit cpu` has built the environment, so that nobody who asks for a level installs 4 GB
+PROOFS = ("auto", "on", "warn", "off")
 RUNTIMES = ("local", "docker", "podman", "slurm")
 
 # setting -> environment variable that may carry it (contract: the command line wins)
@@ -31,7 +34,7 @@ ENVIRONMENT = {
 # settings of the pipeline and, after them, the arguments of single commands
 SETTINGS = (
     *ENVIRONMENT, "python", "retries", "timeout", "fresh", "require_executed", "require_pinned", "jobs", "baseline",
-    "keep_work", "wait",
+    "keep_work", "wait", "proof",
     "since", "undo", "fault", "family", "n", "open", "max_gpu_hours", "detach",
 )  # fmt: skip
 # an undecided failure is compared with the vendored Bridge by itself if that costs no more (level 0: 20 GPU minutes)
@@ -61,6 +64,7 @@ class Settings:
     baseline_budget: float = BASELINE_GPU_MINUTES
     jobs: int = 1
     wait_s: float = 7200.0
+    proof: str = "auto"
     overrides: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -181,6 +185,9 @@ def load(
             f"runtime={runtime}: choose {', '.join(RUNTIMES)}" + (f"; did you mean {near[0]}?" if near else "")
         )
     timeout = value("timeout")
+    proof = value("proof") or "auto"
+    if proof not in PROOFS:
+        raise UserError(f"proof={proof}: choose {', '.join(PROOFS)} (auto: where the CPU environment is built)")
 
     def flag(name: str) -> bool:
         return _flag(value(name) or "0", name)
@@ -203,6 +210,7 @@ def load(
         baseline_budget=_budget(value("baseline")),
         jobs=_count(value("jobs") or "1", "jobs", 1),
         wait_s=parse_duration(value("wait") or "2h", "wait"),
+        proof=proof,
         overrides=overrides,
         arguments={k: v for k, v in given.items() if k in SETTINGS[SETTINGS.index("since") :]},
         origins=origins,

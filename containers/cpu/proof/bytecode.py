@@ -12,7 +12,7 @@ import importlib.machinery
 import marshal
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,6 +23,11 @@ class ByContent(importlib.machinery.SourceFileLoader):
     """The ordinary loader of a source file, with another cache."""
 
     kept: Path
+    replaced: ClassVar[dict[str, bytes]] = {}  # file -> what is read instead: how mutants.py puts a fault in
+
+    def get_data(self, path: str) -> bytes:
+        """Return the bytes of a file, or what replaces them."""
+        return self.replaced[path] if path in self.replaced else super().get_data(path)
 
     def get_code(self, fullname: str) -> CodeType | None:
         """Return the module's code, compiled at most once for each content."""

@@ -30,6 +30,7 @@ class Run:
 
         self.family, self.model, self.scratch, self.rank, self.sizes = family, reference / "model", scratch, rank, sizes
         self.kept = torch.load(reference / "reference.pt", weights_only=True)
+        self.provider: dict[str, str] = {}
         self.checkpoint: dict[str, Any] = load_file(self.model / "model.safetensors")
         self.gradients: dict[str, Any] = load_file(reference / "gradients" / "model.safetensors")
 
@@ -56,6 +57,9 @@ class Run:
         provider.sequence_parallel = self.sizes.get("tensor", 1) > 1 and bool(provider.num_moe_experts)  # Core wants it
         for name, size in self.sizes.items():
             setattr(provider, f"{name}_model_parallel_size", size)
+        self.provider = {
+            name: repr(value)[:200] for name, value in vars(provider).items() if " at 0x" not in repr(value)
+        }
         provider.finalize()
         if not torch.distributed.is_initialized():
             world = max(self.sizes.values(), default=1)

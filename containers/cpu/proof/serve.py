@@ -94,7 +94,11 @@ def rank(family: str, section: str, kept: Path, scratch: Path, number: int) -> d
     threading.settrace(trace)  # type: ignore[arg-type]
     sys.settrace(trace)  # type: ignore[arg-type]
     try:
-        answer["checks"] = do(Run(family, kept / family, scratch, number, sizes))
+        run = Run(family, kept / family, scratch, number, sizes)
+        try:
+            answer["checks"] = do(run)
+        finally:
+            answer["provider"] = run.provider
     except Exception as error:  # noqa: BLE001 - whatever was raised is the finding, and judged elsewhere
         traceback.print_exc()
         answer["problem"] = problem(section, "measure", error)

@@ -4,8 +4,8 @@ Core wraps Transformer Engine in megatron/core/extensions/transformer_engine.py;
 the classes below, and the GPT layer spec gets a provider of them. Names of classes and parameters are Core's
 (`TEColumnParallelLinear`, `linear_qkv.layer_norm_weight`, `experts.linear_fc1.weight0`), because these are what
 Bridge's mappings and adapters look at: they are exercised as on a GPU. The mathematics is Core's own (its
-parallel linear layers and DotProductAttention) and torch's, nothing of Hugging Face. What these layers do not do is refused
-when a model is built. `HAVE_TE` stays False: Core takes its own paths everywhere else.
+parallel linear layers and DotProductAttention) and torch's, nothing of Hugging Face. What these layers do not do is
+refused when a model is built. `HAVE_TE` stays False: Core takes its own paths everywhere else.
 """
 
 from __future__ import annotations
