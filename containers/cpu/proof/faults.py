@@ -1,7 +1,7 @@
 """Faults that a mapping or provider can have, made one at a time from the source of a module; pure.
 
-`faults(source, lines)` yields (operator, line, what, mutated source). `lines`: first lines of functions that a proof
-entered; faults lie in these. Texts are replaced in place: lines keep their numbers.
+`faults(source, lines, most)` yields (operator, line, what, mutated source). `lines`: first lines of functions that a
+proof entered; faults lie in these. Texts are replaced in place: lines keep their numbers.
 """
 
 from __future__ import annotations
@@ -41,10 +41,19 @@ class _Text:
         return made.decode()
 
 
-def faults(source: str, lines: set[int]) -> Iterator[tuple[str, int, str, str]]:
-    """Yield every fault of the functions that begin at `lines`; each parses."""
+def faults(
+    source: str, lines: set[int], most: int, fields: frozenset[str] = frozenset()
+) -> Iterator[tuple[str, int, str, str]]:
+    """Yield at most `most` faults, spread evenly over the functions that begin at `lines`; each parses.
+
+    `fields`: those of the model's configuration; an entry of a class's CONFIG_MAPPING for one of them is dropped.
+    """
     text, seen = _Text(source), set()
-    for operator, node, changes in _candidates(ast.parse(source), lines):
+    tree = ast.parse(source)
+    found = [*_candidates(tree, lines), *_fields(tree, fields)]
+    if len(found) > most:
+        found = [found[index * len(found) // most] for index in range(most)]
+    for operator, node, changes in found:
         mutated = text.replaced(*changes)
         what = "; ".join(f"{_short(text.text(old))} -> {_short(new) or 'nothing'}" for old, new in changes)
         try:
@@ -71,6 +80,16 @@ def _candidates(tree: ast.Module, lines: set[int]) -> Iterator[tuple[str, Any, t
         body = [node for statement in function.body for node in _walk(statement)]
         for node in body:
             yield from _of(node)
+
+
+def _fields(tree: ast.Module, fields: frozenset[str]) -> Iterator[tuple[str, Any, tuple[tuple[Any, str], ...]]]:
+    """Yield the loss of each pair ("field of the configuration", "field of the provider") that the model has."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CONFIG_MAPPING":
+            pairs = [pair for pair in ast.walk(node) if isinstance(pair, ast.Tuple)]
+            for pair in pairs:
+                if _texts(pair.elts) and _texts(pair.elts)[0].value in fields:
+                    yield "config dropped", pair, ((pair, "*()"),)
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:

@@ -15,6 +15,7 @@ import functools
 import importlib
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -25,8 +26,10 @@ from typing import Any
 from proof import bytecode, faults, reference, serve
 
 SECTIONS = ("base", "TP=2", "lora", "PP=2", "EP=2", "save")
-SHARED = ("models/conversion/param_mapping.py", "models/conversion/model_bridge.py")
-MOST = 96  # faults; a file's share is thinned out evenly beyond it
+# most faults of a file: the family's own, and the shared code by its part in a mapping
+OWN = 48
+SHARED = {"models/conversion/param_mapping.py": 36, "models/conversion/model_bridge.py": 24}
+FIELDS_ONLY = ("models/conversion/model_bridge.py",)  # the rest of it is machinery: tasks, caches, progress
 
 
 class Entered(serve.Trace):
@@ -88,26 +91,18 @@ def first(family: str, kept: Path, folder: Path, limits: dict[str, float]) -> di
     return {**unmodified, "lines": lines, "modules": [m for m in modules if not m.startswith("megatron.bridge")]}
 
 
-def chosen(lines: dict[str, list[int]]) -> list[tuple[str, str, int, str, str]]:
-    """Return the faults: all of the family's own files, the shared mapping code thinned out, at most MOST."""
-    own, shared = [], []
+def chosen(lines: dict[str, list[int]], fields: frozenset[str]) -> list[tuple[str, str, int, str, str]]:
+    """Return the faults: of the family's own files, and of the mapping code that all share."""
+    found: list[tuple[str, str, int, str, str]] = []
     for file, starts in sorted(lines.items()):
         inside = file.partition("/megatron/bridge/")[2]
-        is_shared = inside.endswith(SHARED)
-        if not is_shared and not (
-            inside.startswith("models/") and inside.count("/") == 2 and "conversion" not in inside
-        ):
-            continue
-        found = [(file, *fault) for fault in faults.faults(Path(file).read_text(encoding="utf-8"), set(starts))]
-        (shared if is_shared else own).extend(found)
-    own = _thinned(own, MOST * 2 // 3)
-    return own + _thinned(shared, MOST - len(own))
-
-
-def _thinned(found: list[Any], most: int) -> list[Any]:
-    if len(found) <= most:
-        return found
-    return [found[index * len(found) // most] for index in range(most)]
+        own = re.fullmatch(r"models/(?!conversion|hf_pretrained|decorators)[^/]+/[^/]+\.py", inside)
+        most = OWN if own else SHARED.get(inside, 0)
+        if most:
+            source = Path(file).read_text(encoding="utf-8")
+            entered = set(starts) if inside not in FIELDS_ONLY else set()
+            found += [(file, *fault) for fault in faults.faults(source, entered, most, fields)]
+    return found
 
 
 def mutated(file: str, source: str, family: str, kept: Path, folder: Path, limits: dict[str, float]) -> dict[str, Any]:
@@ -152,7 +147,8 @@ def main(out: Path, kept: Path, limits_file: Path, family: str) -> int:
         if early := [name for name in sys.modules if name.startswith("megatron.bridge")]:
             msg = f"{early[0]} was imported by another package: a child would not see its fault"
             raise RuntimeError(msg)
-        todo = chosen(unmodified["lines"])
+        config = json.loads((kept / family / "model" / "config.json").read_text())
+        todo = chosen(unmodified["lines"], frozenset(config))
         print(f"{len(todo)} faults, {time.monotonic() - started:.0f} s", flush=True)
         jobs = {
             home / f"{n}.json": (

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SCHEMA = 2
-SECTION_S = 120.0  # a section takes seconds; one that waits for a rank that died must not hold the rest
+SECTION_S = 300.0  # a section takes seconds; one that waits for a rank that died must not hold the rest
 
 
 def roots() -> tuple[str, ...]:
