@@ -70,6 +70,9 @@ def task_proof() -> Iterator[dict[str, Any]]:
     """CPU proof of a model family: export bit-equal, logits and gradients against Hugging Face; never a level."""
     for family in proof.FAMILIES:
         yield _stage(proof.stage(PIPE, family), "sync", "cpu")
+        # before a case that trains such a model on GPUs: only a Fail stops it (proof=warn|off|on)
+        gate = {"actions": [(PIPE.do_gate, [family])], "task_dep": ["sync", "cpu"], "doc": "the proof, before GPUs"}
+        yield {"basename": "gate", "name": family, **gate}
     yield {"basename": "roundtrip", "actions": None, "task_dep": ["proof"], "doc": "the proofs by the skill's name"}
 
 
@@ -102,7 +105,7 @@ def task_cases() -> Iterator[dict[str, Any]]:
     for level in PIPE.levels.levels.values():
         suites = [f"unit:{name}" for name in level.suites]
         for case in level.cases:
-            yield from _case(case, ("probe", *suites))
+            yield from _case(case, ("probe", *suites, *PIPE.gates(case)))
             yield {"basename": case.id, "actions": None, "task_dep": [f"check:{case.id}"], "doc": case.title}
         wanted = [f"check:{case.id}" for case in level.required]
         yield {"basename": level.id, "actions": None, "task_dep": [*suites, *wanted], "doc": level.title}

@@ -295,6 +295,10 @@ def limitations(now: Invocation, report: Mapping[str, Any]) -> list[str]:
         found.append("demo workspace: generated miniature repositories, no statement about Megatron-Bridge or NeMo-RL")
     if any(case["rehearsal"] for case in report["cases"]):
         found.append("rehearsal: tiny models and CPU stand-ins, never a level's Pass")
+    if report["proofs"]:
+        from tasks import proof
+
+        found += [f"no CPU proof of {name}: {reason}" for name, reason in proof.UNPROVED.items()]
     ran = {case["level"] for case in report["cases"] if not case["rehearsal"]}
     for level in now.levels.levels.values():
         if level.id in ran:

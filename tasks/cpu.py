@@ -130,7 +130,10 @@ def ready(folder: Path, *, source: Path = SOURCE, python: Path | None = None) ->
 
 
 def digest(source: Path = SOURCE, python: Path | None = None) -> str:
-    """Return the hex SHA-256 of every file of `source` (name, content, exec bit) and the version of `python`."""
+    """Return the hex SHA-256 of every file of `source` (name, content, exec bit) and the version of `python`.
+
+    Not of what measures in the environment, proof/: a proof has its digest among its own inputs.
+    """
     files = {
         str(path.relative_to(source)): [hashlib.sha256(path.read_bytes()).hexdigest(), os.access(path, os.X_OK)]
         for path in _sources(source)
@@ -253,7 +256,8 @@ def _check_version(python: Path) -> None:
 
 
 def _sources(source: Path) -> list[Path]:
-    found = sorted(p for p in source.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    made = (p for p in source.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    found = sorted(p for p in made if p.relative_to(source).parts[0] != "proof")
     if not found:
         raise UserError(f"{source} holds no CPU environment; is this checkout complete?")
     return found

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tasks import answer, records, settings
+from tasks import answer, cpu, proof, records, settings
 from tasks.errors import UserError
 from tasks.pipeline import Outcome, Pipeline, Stage
 from tasks.verdict import Verdict
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from tasks.levels import Case
 
+GOES_ON = ("the case runs without it", "the case may run (proof=off skips it, proof=on builds what it needs)")
 EXIT = {Verdict.PASS: 0, Verdict.SKIPPED: 0, Verdict.FAIL: 1, Verdict.BLOCKED: 2}
 
 
@@ -50,7 +51,7 @@ class Invocation(Pipeline):
 
     def artefacts(self, task: str) -> list[str]:
         """Return the artefact file of a task, as doit wants it; none while no checkout is named (`doit list`)."""
-        if not self._has_checkouts or task in ("sync", "cpu"):
+        if not self._has_checkouts or task in ("sync", "cpu") or task.startswith("gate:"):
             return []
         return [os.fspath(self.workspace.artefact(*task.partition(":")[::2]))]
 
@@ -130,6 +131,31 @@ class Invocation(Pipeline):
         except (UserError, OSError) as error:
             return self._to_doit(self.block("sync", error if isinstance(error, UserError) else UserError(str(error))))
         return True
+
+    def gates(self, case: Case) -> list[str]:
+        """Return the task that must not fail before `case` may have GPUs: the CPU proof of its model's family."""
+        family = proof.family_of(case.model or "") if self._gating else None
+        return [f"gate:{family}"] if family else []
+
+    @cached_property
+    def _gating(self) -> bool:
+        chosen = self.settings.proof
+        if chosen == "off" or not self._has_checkouts or self.workspace.demo:
+            return False
+        return chosen != "auto" or cpu.ready(self.settings.build / "cpu") is not None
+
+    def do_gate(self, family: str) -> bool | TaskFailed:
+        """Prove the family before a level's case: doit's action. Only a Fail stops the case; a gap is shown."""
+        stage = proof.stage(self, family)
+        self.do(stage)
+        outcome = self.outcomes[stage.task]
+        if outcome.verdict in (Verdict.PASS, Verdict.FAIL) and stage.task not in self.planned:
+            self.planned.append(stage.task)
+        if outcome.verdict is not Verdict.FAIL or self.settings.proof == "warn":
+            self.tell("progress", stage.task, text=f"{outcome.verdict}; {GOES_ON[outcome.verdict is Verdict.PASS]}")
+            return True
+        self.outcomes[f"gate:{family}"] = outcome
+        return self._to_doit(outcome)
 
     def do_cpu(self) -> bool | TaskFailed:
         """Build the CPU environment of the rehearsals if it is not there: doit's action."""

@@ -27,10 +27,11 @@ SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 # Task names of ours that a variant or suite would hide, and doit's own commands.
 RESERVED = frozenset((
-    "auto", "baseline", "bench", "build", "changed", "check", "clean", "completion", "config", "demo", "doctor",
-    "dumpdb", "fetch-models", "forget", "help", "ignore", "image", "info", "levels", "list", "metrics", "mutants",
-    "plan", "probe", "proof", "rehearse", "report", "reset-dep", "roundtrip", "run", "status", "strace", "suite",
-    "sync", "tabcompletion", "test", "unit", "vendor", "why",
+    "auto", "baseline", "bench", "build", "bundle", "changed", "check", "clean", "completion", "config", "cpu",
+    "demo", "doctor", "dumpdb", "fetch-models", "forget", "gate", "help", "ignore", "image", "info", "levels", "list",
+    "metrics", "mutants", "plan", "probe", "proof", "rehearse", "repeat", "report", "reproduce", "reset-dep",
+    "roundtrip", "run", "status", "strace", "suite", "sync", "tabcompletion", "test", "unit", "vendor", "weekly",
+    "why",
 ))  # fmt: skip
 _TREES: dict[str, list[str]] = {"bridge": ["bridge", "mcore"], "nemo_rl": ["nemo_rl", "bridge", "mcore"]}
 

@@ -95,6 +95,7 @@ class Pipeline:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.outcomes: dict[str, Outcome] = {}
+        self.proofs: dict[str, Path] = {}  # measured with another family, not judged yet
         self.stop = threading.Event()
         self.listeners: list[Callable[[str, str, Mapping[str, Any]], None]] = []
         self._gpu_lock = threading.Lock()

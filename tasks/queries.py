@@ -74,7 +74,7 @@ class Levels(Query):
 
     def answer(self, now: Invocation, words: Sequence[str], *, as_json: bool) -> int:
         """Print one line a case, or JSON with everything levels.yaml says."""
-        from tasks import levels
+        from tasks import levels, proof
 
         rows = levels.rows(now.levels, states(now))
         if as_json:
@@ -92,6 +92,10 @@ class Levels(Query):
             for r in rows
         ]  # fmt: skip
         table([("CASE (NeMo-RL level)", "GPUs", "TIME", "STATE", "MODEL", "TITLE"), *shown], (48, 6, 8, 6, 30))
+        print()
+        proofs = [(f"proof:{name}", "", title) for name, title in proof.FAMILIES.items()]
+        gaps = [(f"proof:{name}", "not possible here", reason) for name, reason in proof.UNPROVED.items()]
+        table([("CPU PROOF (no level)", "", ""), *proofs, *gaps], (22, 17))
         return 0
 
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROOT = Path(__file__).resolve().parent.parent
+# does a failing CPU proof of a case's model family stop the case? on: yes; warn: it is shown; auto: on where
+# `doit cpu` has built the environment, so that nobody who asks for a level installs 4 GB
+PROOFS = ("auto", "on", "warn", "off")
 RUNTIMES = ("local", "docker", "podman", "slurm")
 
 # setting -> environment variable that may carry it (contract: the command line wins)
@@ -32,7 +35,7 @@ ENVIRONMENT = {
 # settings of the pipeline and, after them, the arguments of single commands
 SETTINGS = (
     *ENVIRONMENT, "python", "retries", "timeout", "fresh", "require_executed", "require_pinned", "jobs", "baseline",
-    "keep_work", "wait", "notify",
+    "keep_work", "wait", "notify", "proof",
     "since", "undo", "fault", "family", "n", "open", "max_gpu_hours", "detach", "verify", "key", "tolerance",
     "annotations",
 )  # fmt: skip
@@ -65,6 +68,7 @@ class Settings:
     wait_s: float = 7200.0
     notify: tuple[str, ...] = ()
     reports: Path | None = None
+    proof: str = "auto"
     overrides: tuple[str, ...] = ()
     detach: bool = False
     max_gpu_hours: float | None = None
@@ -209,6 +213,9 @@ def load(
             f"runtime={runtime}: choose {', '.join(RUNTIMES)}" + (f"; did you mean {near[0]}?" if near else "")
         )
     timeout = value("timeout")
+    proof = value("proof") or "auto"
+    if proof not in PROOFS:
+        raise UserError(f"proof={proof}: choose {', '.join(PROOFS)} (auto: where the CPU environment is built)")
 
     def flag(name: str) -> bool:
         return _flag(value(name) or "0", name)
@@ -233,6 +240,7 @@ def load(
         wait_s=parse_duration(value("wait") or "2h", "wait"),
         reports=path("reports"),
         notify=_notify(value("notify"), site),
+        proof=proof,
         overrides=overrides,
         detach=flag("detach"),
         max_gpu_hours=_hours(value("max_gpu_hours")),

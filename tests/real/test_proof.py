@@ -5,10 +5,11 @@ Needs BRIDGE_REPO and NEMO_RL_REPO; they are copied. E2E_REAL_BUILD keeps the CP
 
 from __future__ import annotations
 
-import json
+from typing import Any
 
 import pytest
 
+from tasks import proof
 from tests.real.test_rehearsals import MAPPING, PROVIDER, REPOS, Real, full
 
 pytestmark = [
@@ -34,40 +35,59 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Real:
     return made
 
 
-def proved(real: Real) -> tuple[str, dict[str, str]]:
-    """Return the verdict of the Qwen3 proof and that of each check, from its artefact."""
-    found = next(real.build.glob("Bridge_RL-local-*/stages/proof/qwen3.json"))
-    artefact = json.loads(found.read_text())
-    return artefact["verdict"], {c["name"]: c["verdict"] for c in artefact["checks"]}
+FAMILIES = ("qwen2", "qwen3", "llama", "qwen3_moe")
 
 
-def test_qwen3_passes_on_the_unmodified_tree_and_is_not_measured_twice(real):
-    assert real.doit("proof:qwen3") == 0, real.out
-    verdict, checks = proved(real)
-    assert verdict == "Pass"
-    assert len(checks) == 7
-    assert set(checks.values()) == {"Pass"}
-    attempts = list(real.build.glob("Bridge_RL-local-*/attempts/proof.qwen3/*"))
-    assert real.doit("proof:qwen3") == 0, real.out
-    assert list(real.build.glob("Bridge_RL-local-*/attempts/proof.qwen3/*")) == attempts
+def proofs(real: Real) -> dict[str, dict[str, Any]]:
+    """Return the report's proofs by family."""
+    return {p["family"]: p for p in real.report["proofs"]}
 
 
-@full
-def test_k_and_v_swapped_in_the_names_is_seen_by_the_logits_alone(real):
+def proved(real: Real, family: str = "qwen3") -> tuple[str, dict[str, str]]:
+    """Return the verdict of a proof and that of each check."""
+    found = proofs(real)[family]
+    return found["verdict"], {c["name"]: c["verdict"] for c in found["checks"]}
+
+
+def attempts(real: Real) -> list[str]:
+    return sorted(path.name for path in real.build.glob("Bridge_RL-local-*/attempts/proof*/*"))
+
+
+def test_four_families_pass_on_the_unmodified_tree_in_one_attempt(real):
+    assert real.doit(*(f"proof:{family}" for family in FAMILIES)) == 0, real.out
+    for family in FAMILIES:
+        verdict, checks = proved(real, family)
+        assert verdict == "Pass"
+        assert set(checks) == proof.required(family)
+        assert set(checks.values()) == {"Pass"}
+    assert len(attempts(real)) == 1
+
+
+def test_k_and_v_swapped_in_the_names_is_seen_by_the_logits_and_reaches_no_other_family(real):
+    before = attempts(real)
     real.edit(
         PROVIDER,
         {"self_attn.k_proj.weight": "self_attn.v_proj.weight", "self_attn.v_proj.weight": "self_attn.k_proj.weight"},
     )
     try:
-        assert real.doit("proof:qwen3") == 1, real.out
+        assert real.doit(*(f"proof:{family}" for family in FAMILIES)) == 1, real.out
     finally:
         real.revert()
     verdict, checks = proved(real)
     assert verdict == "Fail"
     assert [checks[name] for name in EXPORT] == ["Pass"] * 3, "the round trip is bit-equal"
-    assert checks["logits"] == checks["gradients"] == "Fail"
+    assert checks["logits"] == checks["gradients"] == checks["TP=2 logits"] == "Fail"
+    assert all(proofs(real)[family]["cached"] for family in FAMILIES if family != "qwen3")
+    assert len(attempts(real)) == len(before) + 1
 
 
+def test_going_back_finds_the_earlier_passes(real):
+    before = attempts(real)
+    assert real.doit(*(f"proof:{family}" for family in FAMILIES)) == 0, real.out
+    assert attempts(real) == before
+
+
+@full
 def test_k_and_v_swapped_in_the_merge_is_a_fail(real):
     merge = "qkv_weights.extend([q_group, {}_group, {}_group])"
     real.edit(MAPPING, {merge.format("k", "v"): merge.format("v", "k")})
@@ -89,3 +109,9 @@ def test_an_exception_of_the_bridge_names_the_line_of_the_checkout(real):
         real.revert()
     assert proved(real)[0] == "Fail"
     assert f"{real.bridge}/{PROVIDER}" in real.out
+
+
+@full
+def test_every_listed_family_passes(real):
+    assert real.doit("proof") == 0, real.out
+    assert {family: p["verdict"] for family, p in proofs(real).items()} == dict.fromkeys(proof.FAMILIES, "Pass")

@@ -14,7 +14,11 @@ from . import after_import, python_names, transformer_engine
 _RUN = {
     "torch": "e2e_cpu.torch_patches:apply",
     "pynvml": "e2e_cpu.nvml:apply",
+    "megatron.core.extensions.transformer_engine": "e2e_cpu.megatron_layers:apply_extension",
     "megatron.core.models.gpt.gpt_layer_specs": "e2e_cpu.megatron_layers:apply",
+    "megatron.core.transformer.transformer_block": "e2e_cpu.megatron_layers:apply_block",
+    "megatron.core.transformer.multi_latent_attention": "e2e_cpu.megatron_layers:apply_mla",
+    "megatron.core.models.common.embeddings.yarn_rotary_pos_embedding": "e2e_cpu.megatron_layers:apply_yarn",
     "megatron.core.inference.contexts.fused_kv_append_kernel": "e2e_cpu.inference:drop_append_kernel",
 }
 

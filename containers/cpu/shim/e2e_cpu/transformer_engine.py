@@ -3,8 +3,9 @@
 Two modules of Megatron-Bridge 067f987df import transformer_engine without a guard:
     megatron/bridge/peft/lora_layers.py                         import transformer_engine.pytorch as te
     megatron/bridge/models/gpt_full_te_layer_autocast_spec.py   from transformer_engine.pytorch import TransformerLayer
-They get classes that can be named and subclassed; building one raises NotImplementedError. Every other module is told
-the truth ("not installed"), so that Megatron-Core takes its own paths without Transformer Engine.
+and those below megatron/bridge/models ask whether it is there, to choose Core's layer spec, which megatron_layers.py
+fills. They get classes that can be named and subclassed; building one raises NotImplementedError. Every other
+module is told the truth ("not installed"), so that Megatron-Core takes its own paths without Transformer Engine.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 ASKERS = frozenset({"megatron.bridge.peft.lora_layers", "megatron.bridge.models.gpt_full_te_layer_autocast_spec"})
+FAMILIES = "megatron.bridge.models."
 LAYERS = ("Linear", "LayerNormLinear", "LayerNormMLP", "GroupedLinear", "TransformerLayer", "DotProductAttention")
 NORMS = ("LayerNorm", "RMSNorm")
 OPS = ("Sequential", "Linear", "BasicLinear")  # annotations in lora_layers.py name te.ops.Sequential
@@ -62,7 +64,8 @@ def install() -> None:
         level: int = 0,
     ) -> types.ModuleType:
         asked = level == 0 and name in {"transformer_engine", "transformer_engine.pytorch"}
-        if asked and globals is not None and globals.get("__name__") in ASKERS:
+        asker = str((globals or {}).get("__name__"))
+        if asked and (asker in ASKERS or asker.startswith(FAMILIES)):
             top, pytorch = _package()
             return pytorch if fromlist and name.endswith(".pytorch") else top
         return ordinary(name, globals, locals, fromlist or (), level)
