@@ -30,7 +30,7 @@ RESERVED = frozenset((
     "auto", "baseline", "bench", "build", "bundle", "changed", "check", "clean", "completion", "config", "cpu",
     "demo", "doctor", "dumpdb", "fetch-models", "forget", "gate", "help", "ignore", "image", "info", "levels", "list",
     "metrics", "mutants", "plan", "probe", "proof", "rehearse", "repeat", "report", "reproduce", "reset-dep",
-    "roundtrip", "run", "status", "strace", "suite", "sync", "tabcompletion", "test", "unit", "vendor", "weekly",
+    "roundtrip", "run", "status", "strace", "suite", "sync", "tabcompletion", "test", "unit", "vendor",
     "why",
 ))  # fmt: skip
 _TREES: dict[str, list[str]] = {"bridge": ["bridge", "mcore"], "nemo_rl": ["nemo_rl", "bridge", "mcore"]}
