@@ -64,8 +64,9 @@ class Hub(BaseHTTPRequestHandler):
                 self.answer(200, json.dumps(whole).encode(), Content_Type="application/json")
             else:
                 self.answer(200, json.dumps(listed).encode(), Content_Type="application/json")
+        elif (file := path.split(f"/{SHA}/")[-1]) not in FILES:
+            self.answer(404, b"{}")
         else:
-            file = path.split(f"/{SHA}/")[-1]
             body = FILES[file]
             start = (
                 int(self.headers["Range"].removeprefix("bytes=").partition("-")[0]) if self.headers.get("Range") else 0
