@@ -44,11 +44,10 @@ SlurmctldPidFile=$dir/slurmctld.pid
 SlurmdPidFile=$dir/slurmd-%n.pid
 SlurmctldLogFile=$dir/log/slurmctld.log
 SlurmdLogFile=$dir/log/slurmd-%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+ProctrackType=proctrack/cgroup
+TaskPlugin=task/cgroup
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=1
-JobAcctGatherParams=OverMemoryKill
 AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
@@ -65,6 +64,8 @@ NodeName=n1 NodeHostname=$(hostname -s) NodeAddr=127.0.0.1 Port=$((port + 1)) CP
 NodeName=n2 NodeHostname=$(hostname -s) NodeAddr=127.0.0.1 Port=$((port + 2)) CPUs=2 Boards=1 RealMemory=$mem Gres=gpu:fake:${SLURM_FAKE_GPUS:-2} State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 CONF
+  printf '%s\n' CgroupPlugin=cgroup/v1 CgroupAutomount=yes CgroupMountpoint=/sys/fs/cgroup ConstrainRAMSpace=yes \
+    ConstrainSwapSpace=no ConstrainCores=no >"$dir/cgroup.conf"
   : >"$dir/gres.conf"
   local i
   for ((i = 0; i < ${SLURM_FAKE_GPUS:-2}; i++)); do
@@ -72,6 +73,9 @@ CONF
     echo "NodeName=n1,n2 Name=gpu Type=fake File=$dir/gpu$i" >>"$dir/gres.conf"
   done
   ln -sf "$here/srun" "$dir/bin/srun"
+  # ray.sub asks `host` first for a node's address: the two nodes have none of their own
+  printf '#!/bin/bash\necho "$1 has address %s"\n' "$(hostname -I | awk '{print $1 ? $1 : "127.0.0.1"}')" >"$dir/bin/host"
+  chmod +x "$dir/bin/host"
 }
 
 start() {

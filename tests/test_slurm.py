@@ -114,7 +114,8 @@ GOOD, HALF = {"rc": 0, "reason": "exited"}, {"rc": None, "reason": "terminated"}
         ("CANCELLED", HALF, True, "", "cancelled"),
         ("OUT_OF_MEMORY", GOOD, True, "", "oom"),  # a child was killed, the command went on: Slurm alone knows
         ("FAILED", None, True, "slurmstepd: error: Exceeded job memory limit", "oom"),
-        ("COMPLETED", GOOD, True, "a log that speaks of an oom_kill", "exited"),
+        ("FAILED", GOOD, True, "slurmstepd-n1: error: Detected 1 oom-kill event(s) in StepId=1.0.", "oom"),
+        ("COMPLETED", GOOD, True, "a log that speaks of an oom-kill event", "exited"),
         ("FAILED", None, True, "slurm_start: this attempt was started before; a", "requeued"),
         ("FAILED", None, False, "pyxis: failed to import docker image", "not_started"),
         ("FAILED", None, True, "", "killed"),
@@ -294,6 +295,18 @@ def test_a_controller_that_does_not_answer_is_waited_for(cluster, text):
 
     assert cluster.run(cluster.runtime(), later).reason == "exited"
     assert any("waiting for the controller" in line for line in cluster.said)
+
+
+def test_nodes_are_given_back_as_soon_as_the_agent_has_ended_under_ray_sub(cluster):
+    (cluster.home / "src/ray.sub").write_text("")
+
+    def later(n: int) -> None:
+        if n == 3:
+            (cluster.folder / "exit.json").write_text('{"rc": 0, "reason": "exited"}')
+
+    runtime = cluster.runtime(site=site_of({"account": "a", "partition": "p"}))
+    assert cluster.run(runtime, later, cluster.job(nodes=2, gpus=16)).reason == "exited"
+    assert len(cluster.calls("scancel")) == 1
 
 
 def test_a_controller_that_never_comes_back_leaves_the_job_in_flight(cluster):

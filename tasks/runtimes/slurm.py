@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tasks import inflight
@@ -145,6 +146,7 @@ class _Following:
         self.tried = (job.folder / inflight.FILE).exists()  # whether Slurm may have the job
         self.answered, self.settle_until = time.monotonic(), 0.0
         self.said, self.gone, self.pause = "", 0, POLL_S
+        self.released = False  # whether we ended the job after its agent had: ray.sub lingers for a minute
 
     def follow(self) -> Ended:
         """Look, submit where Slurm surely does not have the job, and return its end."""
@@ -229,18 +231,25 @@ class _Following:
             inflight.note(self.job.folder, state="submitted", job=seen.id, seen=seen.state)
             self.pause = POLL_S
             self.tell(seen.state, str(seen))
+        if self.job.nodes > 1 and not self.released and (self.job.folder / "exit.json").exists():
+            self.cancel()
+            self.released = True
         if seen.state in WAITING and submission.started(self.job):
             reason, text = "requeued", "Slurm put it back into the queue; a second start would mix two runs"
         elif seen.state == "PENDING" and seen.reason in HOPELESS:
             reason, text = "not_started", "it can never start"
         else:
             return self.runtime.left(self.job, "detach=1") if self.runtime.detach else None
+        self.cancel()
+        inflight.close(self.job.folder)
+        return Ended(None, reason, f"{seen}: {text}; cancelled")
+
+    def cancel(self) -> None:
+        """Cancel the job; whatever scancel says against it, the next look tells."""
         try:
             self.controller.cancel(self.name)
         except RefusedError as error:
             raise NoAnswerError(str(error), sure=True) from error
-        inflight.close(self.job.folder)
-        return Ended(None, reason, f"{seen}: {text}; cancelled")
 
     def over(self, seen: Seen | None) -> Ended:
         """Wait for what the node wrote last, then judge."""
@@ -253,6 +262,8 @@ class _Following:
             self.poll()
             time.sleep(POLL_S)
         seen = seen or next(iter(self.controller.remembered(self.name)), None)
+        if seen and self.released and seen.state == "CANCELLED":
+            seen = replace(seen, state="released after the agent's end")
         started, output = submission.started(job), submission.tail(job)
         ended = judge(seen, record, started=started, output=output, waited_s=self.runtime.latency_s)
         if seen and seen.nodes and ended.reason in ("node_fail", "not_started"):

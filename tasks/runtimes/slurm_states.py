@@ -27,7 +27,7 @@ HOPELESS = frozenset(
      "InvalidQOS", "AccountNotAllowed", "QOSNotAllowed")
 )  # fmt: skip
 SAID = "this attempt was started before"  # containers/slurm_start.py
-_MEMORY = re.compile(r"exceeded (?:job )?memory limit|oom[-_ ]kill|out.of.memory handler", re.IGNORECASE)
+_MEMORY = re.compile(r"slurmstepd\S*: error: .*(?:exceeded (?:job )?memory limit|oom-kill event)", re.IGNORECASE)
 _ENDS = {
     "PREEMPTED": ("preempted", "preempted by another job"),
     "NODE_FAIL": ("node_fail", "a node failed"),
@@ -89,8 +89,7 @@ def judge(
     rc = exit_record.get("rc") if exit_record else None
     last = " ".join(output.split())[-400:]
     name = str(seen) if seen else "the job, of which Slurm knows nothing any more,"
-    by_itself = exit_record is not None and exit_record.get("reason") == "exited" and rc == 0
-    if (seen and seen.state == "OUT_OF_MEMORY") or (_MEMORY.search(output) and not by_itself):
+    if (seen and seen.state == "OUT_OF_MEMORY") or _MEMORY.search(output):
         return Ended(rc, "oom", f"{name}: killed for memory. {last}")
     if SAID in output:
         return Ended(rc, "requeued", f"{name}: Slurm started it again, which was refused")
