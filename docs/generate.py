@@ -76,7 +76,8 @@ SETTINGS = {
     "fault": "Fault of `doit demo`; `list` names them.",
     "family": "Model family of a command that takes one.",
     "n": "How many, for a command that repeats.",
-    "open": "1: `doit report` serves the page.",
+    "open": "1: `doit report` serves the page on 127.0.0.1 until Ctrl-C.",
+    "compare": "Two attempts or two Bridge revisions, A,B: `doit report` writes compare.html.",
     "annotations": "github or azure: `doit report` prints lines for beside the code.",
 }
 

@@ -45,16 +45,22 @@ def compose(now: Invocation) -> dict[str, Any]:
         report["probe"] = probe
     report["limitations"] = limitations(now, report)
     report["follow_ups"] = follow_ups(report)
-    if not (report["suites"] or report["cases"] or report["proofs"] or probe):
-        report["stages"] = [_stage(now, task) for task in now.planned if task in STAGES]
+    report["stages"] = [_stage(now, task) for task in now.planned if not task.startswith("metrics:")]
     verdict, sentence = answer.overall(report)
     return {**report, "result": str(verdict), "sentence": sentence}
 
 
 def _stage(now: Invocation, task: str) -> dict[str, Any]:
-    """Return what became of a stage that is no proof by itself (image, sync, cpu)."""
-    _, verdict, reasons = _verdict(now, task)
-    return {"name": task, "verdict": verdict, "reasons": reasons}
+    """Return what became of a stage: ran, reused, failed or not run; why; and the stages that it waits for."""
+    outcome, verdict, reasons = _verdict(now, task)
+    if outcome is None or verdict == "Skipped":
+        state, why = "not run", reasons[0]["text"] if reasons else ""
+    elif outcome.cached:
+        state, why = "reused", f"record of {outcome.record.finished}" if outcome.record else ""
+    else:
+        state, why = "ran" if verdict == "Pass" else "failed", outcome.why or (reasons[0]["text"] if reasons else "")
+    needs = [need for need in now.needs[task] if not need.startswith("metrics:")]
+    return {"name": task, "verdict": verdict, "reasons": reasons, "state": state, "why": why, "needs": needs}
 
 
 def _stages(now: Invocation) -> dict[str, Any] | None:
@@ -250,14 +256,20 @@ def compared(
 
 
 def baseline(now: Invocation, case: Case, verdict: str, judged: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Compare a case that is no Pass with the newest run of the vendored Bridge: new, pre-existing or environment."""
+    """Compare a case with the newest run of the vendored Bridge: if it is no Pass, new, pre-existing or environment."""
     if case.id.startswith(("baseline.", "rehearse.", "repeat.")):
         return None
+    found = _baseline_records(now, case)
+    if found is None:
+        return None
+    run, known = found
+    tried = run.artefact["attempts"]
+    shown = {
+        "verdict": known.artefact["verdict"], "when": known.finished, "checks": known.artefact.get("checks", []),
+        "metrics": f"{tried[-1]['path']}/metrics.json" if tried else None,
+    }  # fmt: skip
     if verdict not in ("Fail", "Blocked"):
-        return None
-    known = _baseline_record(now, case)
-    if known is None:
-        return None
+        return shown
     theirs = {c["expr"]: c for c in known.artefact.get("checks", [])}
     same = [
         c["expr"] for c in judged.get("checks", [])
@@ -271,12 +283,15 @@ def baseline(now: Invocation, case: Case, verdict: str, judged: Mapping[str, Any
         "pre-existing": "the vendored Bridge fails, too" + (f", with the same value: {same[0]}" if same else ""),
         "environment": "the vendored Bridge is Blocked, too: the environment is the cause",
     }.get(word, "the baseline has no verdict")
-    return {"verdict": known.artefact["verdict"], "finding": word, "text": text, "when": known.finished}
+    return {**shown, "finding": word, "text": text}
 
 
-def _baseline_record(now: Invocation, case: Case) -> Record | None:
-    """Return the judged baseline of this very image, GPU and NeMo-RL, or None."""
+def _baseline_records(now: Invocation, case: Case) -> tuple[Record, Record] | None:
+    """Return run and verdict of the baseline of this very image, GPU and NeMo-RL, or None."""
     theirs = now.case(f"baseline.{case.id}")
+    known = now.records.history("check", theirs.id)
+    if not known:
+        return None  # inputs are asked for only where they can matter
     try:
         run = now.records.find("run", theirs.id, now.run(theirs).inputs())
     except UserError:
@@ -284,8 +299,8 @@ def _baseline_record(now: Invocation, case: Case) -> Record | None:
     if run is None:
         return None
     evidence = sha256_json(dict(run.evidence))
-    judged = [r for r in now.records.history("check", theirs.id) if r.inputs.get("run") == evidence]
-    return judged[-1] if judged else None
+    judged = [r for r in known if r.inputs.get("run") == evidence]
+    return (run, judged[-1]) if judged else None
 
 
 def limitations(now: Invocation, report: Mapping[str, Any]) -> list[str]:

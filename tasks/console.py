@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import statistics
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TextIO
 
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
 
 TAIL_BYTES = 8192
 STEP = re.compile(rb"=+ Step (\d+)/(\d+) =+")
+LOG_LINES = 10  # of a failed stage
 PROGRESS_S = 1.0  # a log's end is read at most this often
 COLOURS = {"Pass": "32", "Fail": "31", "Blocked": "33", "Skipped": "36"}
 
 
 class Face(Protocol):
-    """How events are shown."""
+    """How events are shown; one that is `live` hears every look at a log, the others only of new steps."""
+
+    live: bool
 
     def show(self, kind: str, subject: str, text: str, **facts: Any) -> None:
         """Show one event: kind "start", "progress", "step", "done", "stale", "note" or "result"."""
@@ -43,6 +46,8 @@ class Face(Protocol):
 
 class Plain:
     """Lines with a time stamp, for logs and pipes."""
+
+    live = False
 
     def __init__(self, out: TextIO, *, colour: bool) -> None:
         self.out, self.colour = out, colour
@@ -66,6 +71,8 @@ class Plain:
 class Json:
     """One JSON event a line, for programs."""
 
+    live = False
+
     def __init__(self, out: TextIO) -> None:
         self.out = out
 
@@ -78,66 +85,13 @@ class Json:
         """Nothing to give back."""
 
 
-class Live:
-    """A terminal: finished stages scroll by, what runs stays in the last line with its time, step and newest output."""
-
-    def __init__(self, out: TextIO) -> None:
-        from rich.console import Console
-        from rich.live import Live as RichLive
-
-        self.console = Console(file=out, highlight=False)
-        self.plain = Plain(out, colour=False)
-        self.running: dict[str, tuple[float, str, str]] = {}
-        self.lock = threading.Lock()
-        self.live = RichLive(get_renderable=self._render, console=self.console, refresh_per_second=4, transient=True)
-        self.live.start()
-
-    def _render(self) -> Any:
-        from rich.text import Text
-
-        with self.lock:
-            lines = [
-                Text(f"{time.monotonic() - since:6.0f} s  {subject}  {step}  {last}", no_wrap=True, overflow="ellipsis")
-                for subject, (since, step, last) in self.running.items()
-            ]
-        return Text("\n").join(lines)
-
-    def show(self, kind: str, subject: str, text: str, **facts: Any) -> None:
-        """Update the live line, or print a finished stage above it."""
-        from rich.text import Text
-
-        with self.lock:
-            since, step, last = self.running.get(subject, (time.monotonic(), "", ""))
-            if kind == "start":
-                self.running[subject] = (time.monotonic(), "", "")
-            elif kind == "step":
-                self.running[subject] = (since, text, str(facts.get("last", last)))
-            elif kind == "progress":
-                self.running[subject] = (since, step, text)
-            elif kind == "done":
-                self.running.pop(subject, None)
-        if kind == "done":
-            style = {"Pass": "green", "Fail": "bold red", "Blocked": "yellow"}.get(facts.get("verdict", ""), "cyan")
-            mark = f"{facts.get('verdict', '')}{' (cached)' if facts.get('cached') else ''}"
-            self.console.print(Text.assemble((f"{mark:16}", style), subject, "  ", text))
-        elif kind == "row":
-            self.console.print(text, markup=False, soft_wrap=True)
-        elif kind == "note":
-            self.console.print(Text(f"{subject}: {text}"))
-        elif kind == "result":
-            self.close()
-            self.plain.show(kind, subject, text, **facts)
-
-    def close(self) -> None:
-        """Stop the live line and give the cursor back."""
-        self.live.stop()
-
-
 def face(out: TextIO, *, as_json: bool) -> Face:
     """Return the face for this output: JSON on request, live on a terminal, lines elsewhere (NO_COLOR: no colours)."""
     if as_json:
         return Json(out)
     if out.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR"):
+        from tasks.live import Live
+
         return Live(out)
     return Plain(out, colour=False)
 
@@ -156,6 +110,28 @@ def look_at(log: Path) -> tuple[str, str]:
     last = lines[-1].decode("utf-8", "replace")[:160] if lines else ""
     last = re.sub(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f]", "", last)
     return (f"step {int(steps[-1][0])}/{int(steps[-1][1])}" if steps else ""), last
+
+
+def failure(now: Invocation, task: str) -> list[str]:
+    """Return what a reader of a failed stage wants next: ten lines of its log, the cause among them, and a command."""
+    from tasks.report.text import read_around, read_tail
+
+    kind, _, name = task.partition(":")
+    records = [found.record for one in (task, f"run:{name}") if (found := now.outcomes.get(one))]
+    facts: dict[str, Any] = {}
+    for record in filter(None, records):
+        facts = {**record.artefact, **facts}
+    path = facts["attempts"][-1]["path"] if facts.get("attempts") else facts.get("attempt")
+    if path is None:
+        return []  # it had no turn: the reason is all there is
+    log = now.workspace.root / path / "run.log"
+    line = (facts.get("first_error") or {}).get("line")
+    tail = read_tail(log, max_lines=LOG_LINES)
+    rows = [f"{'>' if n == line else ' '} {n:6}  {text}" for n, text in read_around(log, line or 0, before=4, after=5)]
+    rows = rows or [f"  {text}" for text in (tail.lines if tail else ())]
+    shown = name if kind == "check" else task
+    again = [] if now.workspace.demo else [f"  next: ./doitw why {shown}"]
+    return [f"  {log}", *(row[:200] for row in rows), *again]
 
 
 class Reporter:
@@ -189,21 +165,21 @@ class Reporter:
                 return
             step, last = look_at(facts["folder"] / "run.log")
             self._looked[subject] = (time.monotonic(), step or before)
-            if isinstance(self.face, Live) or (step and step != before):
+            if self.face.live or (step and step != before):
                 self.face.show("step", subject, step or before, last=last)
 
     # what doit tells ------------------------------------------------------------------------------------------------
 
     def initialize(self, tasks: Mapping[str, Task], selected: list[str]) -> None:
         """Begin: everything that the selected tasks need is the plan of the report."""
-        planned: dict[str, None] = {}
+        planned: dict[str, list[str]] = {}
 
         def add(name: str) -> None:
             if name not in planned and name in tasks:
                 for needed in tasks[name].task_dep:
                     add(needed)
                 if tasks[name].actions:
-                    planned[name] = None
+                    planned[name] = tasks[name].task_dep
 
         for name in selected:
             add(name)
@@ -216,7 +192,14 @@ class Reporter:
     def execute_task(self, task: Task) -> None:
         """Show that a task starts."""
         if task.actions and not task.name.startswith(("metrics:", "check:", "image", "sync")):
-            self.face.show("start", task.name, "")
+            self.face.show("start", task.name, "", **self._forecast(task.name))
+
+    def _forecast(self, task: str) -> dict[str, Any]:
+        """Return how many seconds the stage took in earlier records, and whether it uses GPUs of this host."""
+        kind, _, name = task.partition(":")
+        spent = [record.duration_s for record in self.now.records.history(kind, name) if record.reusable]
+        here = kind == "run" and self.now.settings.runtime != "slurm" and not name.startswith("rehearse.")
+        return {"usual_s": statistics.median(spent) if spent else None, "gpus": self.now.case(name).gpus if here else 0}
 
     def _finished(self, task: Task) -> None:
         outcome = self.now.outcomes.get(task.name)
@@ -228,6 +211,9 @@ class Reporter:
             verdict = "" if outcome.verdict is Verdict.PASS and task.name.startswith("run:") else str(outcome.verdict)
             recorded = "recorded, reused" if outcome.cached else "recorded"
             self.face.show("done", task.name, text or recorded * (not verdict), verdict=verdict, cached=outcome.cached)
+            if outcome.verdict in (Verdict.FAIL, Verdict.BLOCKED):
+                for row in failure(self.now, task.name):
+                    self.face.show("row", task.name, row)
         if outcome is None or (outcome.record and not outcome.cached) or outcome.verdict is not Verdict.PASS:
             self.now.write_report()  # not after sync, which is always done: a no-op call renders nothing
 

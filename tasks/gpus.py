@@ -51,6 +51,17 @@ def visible() -> Gpus:
     return Gpus(models, version[1] if version else "")
 
 
+def memory() -> str:
+    """Return the used memory of all GPUs as "GPU 61/160 GiB"; empty where nvidia-smi has no answer. Never raises."""
+    try:
+        asked = _ask("--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits")
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    pairs = re.findall(r"^\s*(\d+), *(\d+)\s*$", asked.stdout, re.MULTILINE)  # MiB
+    used, total = (sum(int(pair[n]) for pair in pairs) for n in (0, 1))
+    return f"GPU {used / 1024:.0f}/{total / 1024:.0f} GiB" if total else ""
+
+
 def lacking(wanted: int, gpus: Gpus) -> Reason | None:
     """Return why `wanted` GPUs cannot be had, or None."""
     if wanted <= len(gpus.models):

@@ -14,7 +14,7 @@ from tasks.pipeline import Outcome, Pipeline, Stage
 from tasks.verdict import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from doit.exceptions import TaskFailed
@@ -31,6 +31,7 @@ class Invocation(Pipeline):
     def __init__(self, chosen: settings.Settings) -> None:
         super().__init__(chosen)
         self.requested: list[str] = []
+        self.needs: Mapping[str, Iterable[str]] = {}
         self.roots: dict[str, str] = {}
         self.report: dict[str, Any] | None = None
         self._held = ExitStack()
@@ -175,9 +176,12 @@ class Invocation(Pipeline):
 
     # for the console ------------------------------------------------------------------------------------------------
 
-    def begin(self, requested: Iterable[str], planned: Iterable[str]) -> None:
-        """Take the workspace, stop what dead runs left, and write a report in which nothing has run yet."""
-        self.requested, self.planned = list(requested), list(planned)
+    def begin(self, requested: Iterable[str], planned: Mapping[str, Iterable[str]]) -> None:
+        """Take the workspace, stop what dead runs left, and write a report in which nothing has run yet.
+
+        `planned` maps each task, in order, to those it waits for.
+        """
+        self.requested, self.planned, self.needs = list(requested), list(planned), planned
         root = self.workspace.root
         self._publish(None)
         self._held.enter_context(

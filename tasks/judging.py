@@ -32,6 +32,7 @@ JUDGES = (
     "tasks/refit.py",
     *(f"tasks/triage/{p.name}" for p in sorted((ROOT / "tasks/triage").iterdir()) if p.suffix in (".py", ".yaml")),
 )  # fmt: skip
+EARLIER = 30  # values of earlier runs that a check is shown among
 KIND_OF = {"megatron.bridge": "bridge", "megatron.core": "mcore", "nemo_rl": "nemo_rl"}
 
 
@@ -214,18 +215,20 @@ def foreign_conversion(folder: Path, case: Case, log: LogFacts | None) -> str | 
     return None
 
 
-def _history(pipe: Pipeline, case: Case, check: CheckResult) -> dict[str, str]:
-    """Return where the value lies among those of earlier records of the case: "usually 1.01, now 1.049"."""
+def _history(pipe: Pipeline, case: Case, check: CheckResult) -> dict[str, Any]:
+    """Return the values of earlier runs of the case, oldest first, and where this one lies among them."""
     from tasks.checks import history
 
-    earlier = [
-        known["value"]
+    values = {  # a run that was judged twice counts once
+        record.inputs.get("run"): known["value"]
         for record in pipe.records.history("check", case.id)
         for known in record.artefact.get("checks", [])
         if known["expr"] == check.expr and isinstance(known["value"], float)
-    ]
+    }
+    values.pop(_evidence_digest(pipe, case), None)
+    earlier = list(values.values())[-EARLIER:]
     text = history(check.value, earlier)
-    return {"history": text} if text else {}
+    return ({"earlier": earlier} if earlier else {}) | ({"history": text} if text else {})
 
 
 def _origins(evidence: Evidence) -> list[str]:

@@ -60,6 +60,7 @@ class Outcome:
     reasons: tuple[Reason, ...] = ()
     record: Record | None = None
     cached: bool = False
+    why: str = ""  # it was done and not reused
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,7 @@ class Pipeline:
     def execute(self, stage: Stage) -> Outcome:
         """Do the stage now, record it durably, and return its outcome. UserError becomes Blocked, never a traceback."""
         inputs = stage.inputs()
+        why = records.why_again(self.records.latest(stage.kind, stage.name), inputs)
         started = time.monotonic()
         self._keys[stage.task] = key = records.input_digest(inputs)
         done = stage.execute()
@@ -179,12 +181,12 @@ class Pipeline:
         self.records.save(record)
         while (taken := inflight.find(self.workspace.attempts, stage.task, key)) is not None:
             inflight.close(taken)
-        return self._settle(stage, record, cached=False)
+        return self._settle(stage, record, cached=False, why=why)
 
-    def _settle(self, stage: Stage, record: Record, *, cached: bool) -> Outcome:
+    def _settle(self, stage: Stage, record: Record, *, cached: bool, why: str = "") -> Outcome:
         write_json(self.workspace.artefact(stage.kind, stage.name), record.artefact, only_if_changed=True)
         reasons = tuple(Reason(**r) for r in record.artefact["reasons"])
-        outcome = Outcome(Verdict(record.artefact["verdict"]), reasons, record, cached)
+        outcome = Outcome(Verdict(record.artefact["verdict"]), reasons, record, cached, why)
         self.outcomes[stage.task] = outcome
         return outcome
 

@@ -17,6 +17,7 @@ from tasks.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from tasks.invocation import Invocation
     from tasks.plan import Plan as ChangePlan
@@ -257,14 +258,20 @@ class Report(Query):
     """Write the reports again."""
 
     name = "report"
-    doc_purpose = "rewrite the reports from report.json, running nothing"
+    doc_purpose = "rewrite the reports from report.json, running nothing; open=1 serves the page; compare=A,B"
 
     def answer(self, now: Invocation, words: Sequence[str], *, as_json: bool) -> int:
-        """Render report.json again; annotations=github prints what a CI service shows beside the code."""
+        """Render report.json again, or compare two attempts; annotations= prints what CI shows beside the code."""
         from tasks import report
         from tasks.report import notices
 
-        service = now.settings.arguments.get("annotations")
+        given, page = now.settings.arguments, now.workspace.report / "index.html"
+        if "compare" in given:
+            page = self._compare(now, given["compare"])
+            print(json.dumps({"page": os.fspath(page)}) if as_json else f"Report: {page}")
+            self._open(now, page)
+            return 0
+        service = given.get("annotations")
         if service not in (None, *notices.FORMATS):
             raise UserError(f"annotations={service}: choose {' or '.join(notices.FORMATS)}")
         known = read_json(now.workspace.report / "report.json")
@@ -276,8 +283,25 @@ class Report(Query):
         if as_json:
             print(json.dumps(known, indent=1))
         else:
-            print(f"Result: {known['result']} - {known['sentence']}\nReport: {now.workspace.report / 'index.html'}")
+            print(f"Result: {known['result']} - {known['sentence']}\nReport: {page}")
+        self._open(now, page)
         return invocation.EXIT[Verdict(known["result"])]
+
+    @staticmethod
+    def _compare(now: Invocation, words: str) -> Path:
+        from tasks.files import write_bytes
+        from tasks.report import compare
+
+        page = now.workspace.report / "compare.html"
+        write_bytes(page, compare.render(now.workspace, words).encode())
+        return page
+
+    @staticmethod
+    def _open(now: Invocation, page: Path) -> None:
+        if now.settings.arguments.get("open", "0") not in ("0", "false", "no"):
+            from tasks.report import serve
+
+            serve.serve(page.parent, page.name)
 
 
 class Test(Query):

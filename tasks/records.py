@@ -61,6 +61,17 @@ class Record:
         return input_digest(self.inputs)
 
 
+def why_again(latest: Record | None, inputs: Mapping[str, str]) -> str:
+    """Return in a few words why a stage is done although it has `latest` as its newest record."""
+    if latest is None:
+        return "never done before"
+    names = sorted({*latest.inputs, *inputs})
+    changed = ", ".join(name for name in names if latest.inputs.get(name) != inputs.get(name))
+    if changed:
+        return f"{changed} changed"
+    return "asked for anew, or its evidence was changed" if latest.reusable else "its last end proves nothing"
+
+
 class Records:
     """The records of one workspace."""
 

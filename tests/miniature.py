@@ -33,6 +33,7 @@ if mode == "die" and FACTOR == 3: print("x", flush=True); os.kill(os.getpid(), 9
 records = []
 for step in range(1, steps + 1 - (mode == "early")):
     print("=" * 25 + f" Step {step}/{steps} " + "=" * 25, flush=True)
+    while mode == "wait" and step == 1 and not os.path.exists(given["run.until"]): time.sleep(0.02)
     value = float("nan") if mode == "nan" and step == 2 else 2.0 if mode == "badend" else 1.0 * FACTOR
     records.append(scalars({"train/loss": 1.0 / step, "train/token_mult_prob_error": value}, step))
 from pathlib import Path

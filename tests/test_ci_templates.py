@@ -259,7 +259,7 @@ def test_a_run_takes_the_reports_of_an_earlier_one_away_before_anything_runs(run
     given = {"bridge": mini.bridge, "nemo_rl": mini.nemo_rl, "build": mini.build, "levels": mini.levels}
     words = {**{k: str(v) for k, v in given.items()}, "runtime": "local", "reports": str(tmp_path)}
     now = invocation.Invocation(settings.load(words, environ={}))
-    now.begin([], [])
+    now.begin([], {})
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
     now.finish()
     assert json.loads((tmp_path / "report.json").read_text())["result"] == "Blocked"

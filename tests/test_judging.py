@@ -65,7 +65,12 @@ EXPR = 'max(data["x"]) < 1.05'
 def baseline(verdict: str, value: float, *, same_inputs: bool = True) -> dict[str, Any] | None:
     """Compare a failed check of value 1.078 with a baseline record of the given verdict and value."""
     run = Record(
-        "run", "baseline.c", {"image": "i", "gpus": "1x A"}, {"attempts": []}, reusable=True, evidence={"log": "1"}
+        "run",
+        "baseline.c",
+        {"image": "i", "gpus": "1x A"},
+        {"attempts": [{"path": "a/1"}]},
+        reusable=True,
+        evidence={"log": "1"},
     )
     check = Record(
         "check", "baseline.c", {"run": sha256_json({"log": "1"})},

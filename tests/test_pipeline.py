@@ -113,8 +113,14 @@ def test_a_b_a_finds_the_earlier_pass(passed):
     assert broken.rc == 1
     assert broken.ran("run:level0.train")
     assert "1.5" in broken.case["reasons"][0]["text"]
+    stages = {s["name"]: s for s in broken.report["stages"]}
+    assert (stages["image"]["state"], stages["check:level0.train"]["state"]) == ("reused", "failed")
+    assert (stages["run:level0.train"]["state"], stages["run:level0.train"]["why"]) == ("ran", "bridge changed")
+    assert stages["run:level0.train"]["needs"] == ["probe", "unit:mapping"]
+    assert [c["earlier"] for c in broken.case["checks"]] == [[1.0], [1.0]]
     run_git(passed.bridge, "checkout", "-q", ".")
     back = passed.doit("level0")
+    assert [s["state"] for s in back.report["stages"] if s["name"].startswith(("run", "check"))] == ["reused"] * 2
     assert back.rc == 0
     assert not back.ran("run:level0.train")
     known = json.loads(passed.doit("status", "--json").out)["cases"]

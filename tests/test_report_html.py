@@ -202,17 +202,39 @@ def test_a_spike_survives_downsampling() -> None:
     ],
 )
 def test_bar_lies_on_a_scale_with_zero(value: Any, limit: Any, expected: dict[str, str] | None) -> None:
-    assert html._bar(value, limit) == expected
+    assert html.bar(value, limit) == (expected and {**expected, "earlier": []})
     if expected:
         assert 0 <= float(expected["left"]) + float(expected["width"]) <= 100.5
 
 
 def test_bar_of_negative_numbers_stays_on_the_track() -> None:
     for value, limit in ((-3.0, -1.0), (-3.0, 2.0), (3.0, -2.0)):
-        bar = html._bar(value, limit)
+        bar = html.bar(value, limit)
         assert bar is not None
-        assert all(0 <= float(bar[k]) <= 100 for k in bar)
+        assert all(0 <= float(bar[k]) <= 100 for k in ("left", "width", "limit"))
         assert float(bar["left"]) + float(bar["width"]) <= 100
+
+
+def test_earlier_values_are_marked_on_the_bar_and_named(tmp_path: Path) -> None:
+    bar = html.bar(1.0, 2.0, [0.5, 0.5, 9e9, -3, "NaN", None])
+    assert bar is not None
+    assert bar["earlier"] == ["23.6", "100.0", "0.0"]
+    told = "usually 1.01 (3 earlier records), now 1.0213"
+    case = samples.case(checks=[samples.check(earlier=[1.01, 1.01, 1.012], history=told), samples.check(earlier=[1.5])])
+    text, page = page_of(tmp_path, case)
+    assert text.count("<s style=") == 3
+    assert told in page.text
+    assert "earlier: 1.5" in page.text
+
+
+def test_root_error_is_linked_to_its_line(tmp_path: Path) -> None:
+    _, page = page_of(tmp_path, samples.failing_case())
+    assert {"href": "#d2-L41"} in page.all("a")
+    assert {"id": "d2-L41"} in page.all("mark")
+    (tmp_path / "attempts/level0.grpo_megatron/0001/run.log").unlink()
+    text = html.render(samples.report(samples.failing_case()), tmp_path)
+    assert "run.log:41" in text
+    assert "-L41" not in text
 
 
 @pytest.mark.parametrize("cases", [50, 210])

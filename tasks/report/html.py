@@ -7,24 +7,20 @@ first attempt is too large. No time of rendering is in it: the same report gives
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks import refit
-from tasks.report import answer, facts, summary
+from tasks.report import answer, facts, pages, summary
 from tasks.report.curves import curves, number
 from tasks.report.text import clean, one_line, read_around, read_tail
 from tasks.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    import jinja2
+    from pathlib import Path
 
 MAX_BYTES = 950_000  # of the page; the promise is 1 MB for 50 cases
-TEMPLATE = Path(__file__).with_name("page.html.j2")
 _ICON = {Verdict.PASS: "✓", Verdict.FAIL: "✕", Verdict.BLOCKED: "◆", Verdict.SKIPPED: "○"}
 
 
@@ -49,7 +45,7 @@ _BUDGETS = (
 
 def render(report: Mapping[str, Any], root: Path) -> str:
     """Return index.html for `report`; logs and metrics are read below `root`, the workspace folder."""
-    template = _template()
+    template = pages.template("page.html.j2")
     page = ""
     cases = len(facts.rows(report.get("cases")))
     first = max(n for n, (least, _) in enumerate(_BUDGETS) if cases >= least)
@@ -58,15 +54,6 @@ def render(report: Mapping[str, Any], root: Path) -> str:
         if len(page.encode()) <= MAX_BYTES:
             break
     return page
-
-
-@functools.cache
-def _template() -> jinja2.Template:
-    """Return the compiled page: reports are written after every task, and compiling costs more than rendering."""
-    import jinja2
-
-    options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
-    return jinja2.Environment(autoescape=True, **options).from_string(TEMPLATE.read_text(encoding="utf-8"))
 
 
 def view(report: Mapping[str, Any], root: Path, budget: Budget) -> dict[str, Any]:
@@ -121,6 +108,7 @@ def _deliverable(
     ]
     steps = facts.table(item.get("steps"))
     loud = d.verdict in {Verdict.FAIL, Verdict.BLOCKED} and not d.not_run and not d.dependent
+    log = _log(item, root, share if loud else min(share, 3000)) if budget.log_bytes else None
     blames = d.verdict is Verdict.BLOCKED and case and not d.dependent and not d.not_run
     return {
         "anchor": anchors[d.id],
@@ -154,21 +142,21 @@ def _deliverable(
         "refit": refit.cells(item.get("refit")),
         "refit_text": refit.sentence(item.get("refit")),
         "curves": curves(item, root, max_points=budget.points) if case else [],
-        "log": _log(item, root, share if loud else min(share, 3000)) if budget.log_bytes else None,
+        "log": log,
         "log_path": facts.log_path(item),
-        "error": _error(item),
+        "error": _error(item, f"{anchors[d.id]}-L" if log and log["around"] else ""),
         "attempts": [
             {
                 "id": a.get("id", "?"),
                 "rc": "none" if a.get("rc") is None else a["rc"],
                 "started": facts.stamp(when) if (when := facts.started(a)) else "unknown",
-                "duration": _duration(facts.seconds(a.get("duration_s"))),
+                "duration": duration(facts.seconds(a.get("duration_s"))),
                 "gpus": facts.gpu_text(a.get("gpus")) or "none",
                 "path": a.get("path") or "",
             }
             for a in facts.attempts(item)
         ],
-        "duration": _duration(facts.duration(item) if case else facts.seconds(item.get("duration_s"))),
+        "duration": duration(facts.duration(item) if case else facts.seconds(item.get("duration_s"))),
         "baseline": _baseline(item),
     }
 
@@ -186,27 +174,43 @@ def _checks(item: Mapping[str, Any]) -> list[dict[str, Any]]:
             "limit": number(c.get("limit")) if c.get("limit") is not None else "none",
             "text": one_line(c.get("text") or ""),
             "margin": _margin(c),
-            "bar": _bar(c.get("value"), c.get("limit")),
+            "bar": bar(c.get("value"), c.get("limit"), c.get("earlier")),
+            "history": _history(c),
             "baseline": number(before[c.get("expr")].get("value")) if c.get("expr") in before else "",
         }
         for c in facts.rows(item.get("checks"))
     ]
 
 
-def _bar(value: object, limit: object) -> dict[str, str] | None:
-    """Return where bar and limit lie, in percent of the track, or None where there are no two numbers to compare."""
+def bar(value: object, limit: object, earlier: object = None) -> dict[str, Any] | None:
+    """Return where bar, limit and earlier values lie, in percent of the track; None without two numbers to compare.
+
+    The scale is that of value and limit, zero included: an earlier value beyond it is at its end.
+    """
     got, bound = facts.finite(value), facts.finite(limit)
     if got is None or bound is None:
         return None
     low, high = min(0.0, got, bound), max(0.0, got, bound)
     span = (high - low) * 1.06 or 1.0
     low -= (high - low) * 0.03 if low < 0 else 0.0
-    zero, at = (0.0 - low) / span * 100, (got - low) / span * 100
+    before = [x for x in map(facts.finite, _list(earlier)) if x is not None]
+    zero, at, *marks = ((x - low) / span * 100 for x in (0.0, got, *before))
     return {
         "left": f"{min(zero, at):.2f}",
         "width": f"{max(abs(at - zero), 0.4):.2f}",
         "limit": f"{(bound - low) / span * 100:.2f}",
+        "earlier": list(dict.fromkeys(f"{min(100.0, max(0.0, mark)):.1f}" for mark in marks)),
     }
+
+
+def _history(check: Mapping[str, Any]) -> str:
+    """Return how the value compares with earlier ones, or those where they are too few for that."""
+    earlier = ", ".join(map(number, _list(check.get("earlier"))))
+    return one_line(check.get("history") or (f"earlier: {earlier}" if earlier else ""))
+
+
+def _list(value: object) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else []
 
 
 def _margin(check: Mapping[str, Any]) -> str:
@@ -225,18 +229,20 @@ def _progress(steps: Mapping[str, Any]) -> int:
     return round(100 * min(1.0, max(0.0, (reached or 0.0) / asked))) if asked else 0
 
 
-def _error(item: Mapping[str, Any]) -> dict[str, str]:
+def _error(item: Mapping[str, Any], anchor: str) -> dict[str, str]:
+    """Return text and place of the root error, and the id of its line where the page shows it."""
     error = facts.table(item.get("first_error"))
     line = error.get("line")
     place = one_line(error.get("file") or "run.log") + (f":{line}" if line is not None else "")
-    return {"text": one_line(error.get("text") or ""), "place": place}
+    return {"text": one_line(error.get("text") or ""), "place": place, "line": anchor and f"{anchor}{line}"}
 
 
 def _tests(item: Mapping[str, Any]) -> str:
     return ", ".join(f"{item[k]} {k}" for k in ("tests", "failed", "errors", "skipped") if item.get(k) is not None)
 
 
-def _duration(spent: float) -> str:
+def duration(spent: float) -> str:
+    """Return seconds as people say them."""
     if spent < 60:
         return f"{spent:.1f} s"
     minutes, left = divmod(round(spent), 60)
@@ -291,7 +297,7 @@ def _log(case: Mapping[str, Any], root: Path, max_bytes: int) -> dict[str, Any] 
 def _stages(report: Mapping[str, Any], every: Sequence[facts.Deliverable]) -> list[tuple[str, list[dict[str, str]]]]:
     """Return columns of what ran, was reused or did not run, and why; from `stages`, else from the deliverables."""
     given = facts.rows(report.get("stages"))
-    if not given:
+    if not given:  # a report of an older version
         names = {"suite": "unit:", "proof": "proof:", "case": "run:", "probe": ""}
         given = [
             {

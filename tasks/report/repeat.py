@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.report import pages
 from tasks.report.curves import curve, number
 from tasks.report.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-TEMPLATE = Path(__file__).with_name("repeat.html.j2")
 MOST_POINTS = 200
 
 
 def render(found: Mapping[str, Any]) -> str:
     """Return the page of a summary of tasks/repeat.py; the same summary gives the same bytes."""
-    import jinja2
-
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
     checks = []
     for row in found["checks"]:
         values = {str(n): value for n, value in enumerate(row["values"], 1)}
@@ -37,5 +33,4 @@ def render(found: Mapping[str, Any]) -> str:
         }
         for one in found["attempts"]
     ]
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(found=found, checks=checks, attempts=attempts) + "\n"
+    return pages.template("repeat.html.j2").render(found=found, checks=checks, attempts=attempts) + "\n"
