@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks import environment, images, workspace
+from tasks.checkouts import CORE_IN_BRIDGE, VENDORED
 from tasks.errors import UserError
-from tasks.pipeline import CORE_IN_BRIDGE, VENDORED
 from tasks.runtimes import choose
 
 if TYPE_CHECKING:

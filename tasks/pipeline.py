@@ -18,19 +18,16 @@ from typing import TYPE_CHECKING, Any
 from tasks import (
     attempts,
     cpu,
-    digests,
     environment,
     gpus,
     images,
     inflight,
     levels,
     probe,
-    provenance,
     records,
-    snapshot,
-    workspace,
 )
 from tasks.attempts import Place, Tree
+from tasks.checkouts import TREES, Checkouts
 from tasks.errors import UserError
 from tasks.files import read_json, sha256_file, sha256_json, write_json
 from tasks.runtimes import choose
@@ -45,11 +42,6 @@ if TYPE_CHECKING:
     from tasks.records import Record
     from tasks.runtimes.slurm_commands import Offer
     from tasks.settings import Settings
-    from tasks.workspace import Workspace
-
-CORE_IN_BRIDGE = "3rdparty/Megatron-LM"
-VENDORED = "3rdparty/Megatron-Bridge-workspace/Megatron-Bridge"
-TREES = ("bridge", "mcore", "nemo_rl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +82,11 @@ class Stage:
         return f"{self.kind}:{self.name}" if self.name else self.kind
 
 
-class Pipeline:
+class Pipeline(Checkouts):
     """Everything the stages of one invocation share. Made once by dodo.py; nothing is read before it is needed."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self.outcomes: dict[str, Outcome] = {}
         self.proofs: dict[str, Path] = {}  # measured with another family, not judged yet
         self.stop = threading.Event()
@@ -112,11 +104,6 @@ class Pipeline:
     def levels(self) -> Levels:
         """Return the checked levels file."""
         return levels.load(self.settings.levels, self.settings.build / "cache")
-
-    @cached_property
-    def workspace(self) -> Workspace:
-        """Return the folders of this pair of checkouts; raises UserError when one is missing."""
-        return workspace.of(self.settings)
 
     @cached_property
     def records(self) -> records.Records:
@@ -199,7 +186,7 @@ class Pipeline:
         self.outcomes[task] = outcome
         return outcome
 
-    # trees ----------------------------------------------------------------------------------------------------------
+    # sync, image and probe ------------------------------------------------------------------------------------------
 
     def sync(self) -> bool:
         """Scan the three checkouts, freeze them, and say what each is; always done, 50 ms when nothing changed."""
@@ -208,69 +195,6 @@ class Pipeline:
             self.revision(kind)
         self.outcomes["sync"] = Outcome(Verdict.PASS)
         return True
-
-    @cached_property
-    def manifests(self) -> dict[str, digests.Manifest]:
-        """Return the manifest of each checkout as it is now, taken once an invocation."""
-        found = {}
-        for kind in TREES:
-            path = self.settings.checkout(kind)
-            if kind == "mcore" and not any(path.iterdir()):
-                raise UserError(
-                    f"{path} is empty: the submodule is not checked out; git -C {self.settings.bridge} submodule "
-                    "update --init --recursive (or name another Core with mcore=PATH)"
-                )
-            exclude = (CORE_IN_BRIDGE,) if kind == "bridge" else ()
-            found[kind] = digests.scan(kind, path, self.workspace.root / "cache" / f"{kind}.json", exclude)
-        return found
-
-    def tree(self, kind: str) -> Tree:
-        """Return the frozen tree of "bridge", "mcore" or "nemo_rl"."""
-        manifest = self.manifests[kind]
-        path = snapshot.take(manifest, self.workspace.snapshots, verify=False)
-        return Tree(kind, path, manifest.digest, manifest.components)
-
-    def revision(self, kind: str) -> Mapping[str, Any]:
-        """Return what bridge.json (mcore.json, nemo_rl.json) says; git is asked only when digest or HEAD moved."""
-        manifest, artefact = self.manifests[kind], self.workspace.artefact(kind)
-        known = read_json(artefact) or {}
-        if known.get("digest") == manifest.digest and known.get("sha") == manifest.head:
-            return dict(known)
-        exclude = (CORE_IN_BRIDGE,) if kind == "bridge" else ()
-        fresh = {
-            "path": os.fspath(manifest.root),
-            "digest": manifest.digest,
-            "components": dict(manifest.components),
-            **provenance.revision(manifest, exclude).as_dict(),
-            **({"core_pin": provenance.gitlink(manifest.root, CORE_IN_BRIDGE)} if kind == "bridge" else {}),
-        }
-        write_json(artefact, fresh, only_if_changed=True)
-        return fresh
-
-    def sound_trees(self, *, baseline: bool = False) -> dict[str, Tree]:
-        """Return the trees for an execution: a snapshot that was damaged since is made again first."""
-        for kind in TREES:
-            snapshot.take(self.manifests[kind], self.workspace.snapshots)
-        return self.trees(baseline=baseline)
-
-    def trees(self, *, baseline: bool = False) -> dict[str, Tree]:
-        """Return the trees of a run: those under test, or with the Bridge that NeMo-RL vendors."""
-        found = {kind: self.tree(kind) for kind in TREES}
-        if baseline:
-            vendored = found["nemo_rl"].path / VENDORED
-            if not (vendored / "src").is_dir():
-                raise UserError(
-                    f"{self.settings.nemo_rl}/{VENDORED} is empty: no baseline; "
-                    "git submodule update --init --recursive there"
-                )
-            part = found["nemo_rl"].components["vendored"]
-            found["bridge"] = Tree("bridge", vendored, part, {"bridge": part, "bridge-tests": part})
-            core = vendored / CORE_IN_BRIDGE
-            if (core / "megatron").is_dir():
-                found["mcore"] = Tree("mcore", core, part, {"mcore": part})
-        return found
-
-    # image and probe ------------------------------------------------------------------------------------------------
 
     @cached_property
     def place(self) -> Place:

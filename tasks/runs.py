@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks import attempts, cpu, environment, gpus, inflight, pipeline, records, snapshot
+from tasks import attempts, checkouts, cpu, environment, gpus, inflight, pipeline, records, snapshot
 from tasks.files import read_json, sha256_json, write_json
 from tasks.verdict import Reason, Verdict
 
@@ -51,7 +51,7 @@ def inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
     name = pipe.environment_of(case)
     place, trees = pipe.place_of(name), pipe.trees(baseline=name == "baseline")
     return {
-        **{kind: trees[kind].components[kind] for kind in pipeline.TREES if kind in case.reaches},
+        **{kind: trees[kind].components[kind] for kind in checkouts.TREES if kind in case.reaches},
         "image": sha256_json(place.image),
         "definition": sha256_json(case.run_definition()),
         "overrides": sha256_json(list(user_overrides(pipe))),
@@ -182,7 +182,7 @@ def _attempt(pipe: Pipeline, case: Case, place: Place, trees: Mapping[str, Tree]
     attempt = pipe.perform(place, trees, folder, f"run:{case.id}", lambda paths: _command(pipe, case, paths, place))
     missing = collect(case, folder, trees)
     damage = None if _bridge_is_intact(trees) else "the Bridge snapshot was changed while the case ran"
-    roots = {kind: place.root(kind, folder, trees) for kind in pipeline.TREES}
+    roots = {kind: place.root(kind, folder, trees) for kind in checkouts.TREES}
     exit_facts = attempt.exit or {}
     reason = how_it_ended(exit_facts, attempt.engine_reason)
     facts = {

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks import digests, provenance, snapshot
+from tasks.checkouts import CORE_IN_BRIDGE, VENDORED
 from tasks.digests import Entry
 from tasks.errors import UserError
 from tasks.files import read_json, write_json
-from tasks.pipeline import CORE_IN_BRIDGE, VENDORED
 
 if TYPE_CHECKING:
     from tasks.invocation import Invocation

@@ -9,7 +9,7 @@ import pytest
 from tasks import settings, vendor
 from tasks.errors import UserError
 from tasks.invocation import Invocation
-from tasks.pipeline import VENDORED
+from tasks.checkouts import VENDORED
 from tests.conftest import run_git
 from tests.miniature import Miniature, write_tree
 
