@@ -116,7 +116,7 @@ def test_a_b_a_finds_the_earlier_pass(passed):
     stages = {s["name"]: s for s in broken.report["stages"]}
     assert (stages["image"]["state"], stages["check:level0.train"]["state"]) == ("reused", "failed")
     assert (stages["run:level0.train"]["state"], stages["run:level0.train"]["why"]) == ("ran", "bridge changed")
-    assert stages["run:level0.train"]["needs"] == ["probe", "unit:mapping"]
+    assert stages["run:level0.train"]["needs"] == ["probe", "unit:mapping", "config:level0.train"]
     assert [c["earlier"] for c in broken.case["checks"]] == [[1.0], [1.0]]
     run_git(passed.bridge, "checkout", "-q", ".")
     back = passed.doit("level0")

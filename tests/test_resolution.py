@@ -130,7 +130,7 @@ def test_what_cannot_count_is_blocked_before_the_run_and_a_good_config_is_resolv
 
     file = mini.nemo_rl / "examples/configs/mini.yaml"
     file.write_text(file.read_text().replace('"enabled": false', '"enabled": true'))
-    both = mini.doit(config)
-    assert (both.rc, both.case["verdict"]) == (2, "Blocked")
-    assert "both backends enabled" in both.case["reasons"][0]["text"]
+    both = mini.doit("config:level0.train")  # asked for by itself: what a run would meet
+    assert (both.rc, both.report["result"]) == (2, "Blocked")
+    assert "both backends enabled" in both.report["sentence"]
     assert len(mini.attempts()) == 2
