@@ -316,6 +316,9 @@ def limitations(now: Invocation, report: Mapping[str, Any]) -> list[str]:
         from tasks import proof
 
         found += [f"no CPU proof of {name}: {reason}" for name, reason in proof.UNPROVED.items()]
+        known = (now.outcomes[f"proof:{p['family']}"].record for p in report["proofs"] if p["checks"])
+        untried = next((r.artefact.get("untried") for r in known if r), None)
+        found += [f"no CPU proof, no tiny model yet: {', '.join(untried)}"] if untried else []
     ran = {case["level"] for case in report["cases"] if not case["rehearsal"]}
     for level in now.levels.levels.values():
         if level.id in ran:

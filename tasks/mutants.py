@@ -9,6 +9,7 @@ nothing about the change, and leaves no record: stages/mutants/NAME.json and the
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 AIM = 0.9
 FAULT_S = 60.0
+PROGRESS = re.compile(r"\d+/\d+ |\d+ faults, |unmodified: ")
 MOST = 160  # faults, for the time limit; the program makes about 90
 
 
@@ -61,7 +63,7 @@ def measure(now: Invocation, family: str) -> dict[str, Any]:
     def heard(kind: str, _subject: str, facts: Mapping[str, Any]) -> None:
         log = folder / "run.log"
         lines = log.read_text(errors="replace").splitlines() if kind == "poll" and log.exists() else []
-        mine = [line for line in lines if line.endswith(" s") or ("/" in line[:6] and ": " in line)]
+        mine = [line for line in lines if PROGRESS.match(line)]
         for line in [*mine[len(shown) :], *([str(facts["text"])] if kind == "progress" else [])]:
             print(line, flush=True)
         shown.extend(mine[len(shown) :])

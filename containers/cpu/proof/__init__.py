@@ -7,7 +7,8 @@ gradients below KEPT, where the next run finds them: they do not depend on Bridg
 computes on the Megatron side.
 
 OUT/FAMILY.json: {"schema", "family", "origins": {module: file}, "checks": [{"name", "value", "text"}],
-"problems": [...], "files": {file: "executed" | "imported"}, "seconds"}. Only values; what is good enough is decided by
-tasks/proof.py. A problem is {"section", "stage", "type", "text", "missing": package or None, "frames":
-[[file, line, function]]}, outermost frame first. A number that is not finite is written as a string.
+"problems": [...], "files": {file: "executed" | "imported"}, "seconds"}; OUT/untried.json: the architectures that the
+Bridge registers and no recipe makes. Only values; what is good enough is decided by tasks/proof.py. A problem is
+{"section", "stage", "type", "text", "missing": package or None, "frames": [[file, line, function]]}, outermost frame
+first. A number that is not finite is written as a string.
 """

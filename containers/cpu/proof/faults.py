@@ -1,7 +1,7 @@
 """Faults that a mapping or provider can have, made one at a time from the source of a module; pure.
 
-`faults(source, lines, most)` yields (operator, line, what, mutated source). `lines`: first lines of functions that a
-proof entered; faults lie in these. Texts are replaced in place: lines keep their numbers.
+`faults(source, lines, most)` yields (operator, line, what, mutated source). `lines`: those that a proof ran;
+faults lie in these. Texts are replaced in place: lines keep their numbers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Text:
 def faults(
     source: str, lines: set[int], most: int, fields: frozenset[str] = frozenset()
 ) -> Iterator[tuple[str, int, str, str]]:
-    """Yield at most `most` faults, spread evenly over the functions that begin at `lines`; each parses.
+    """Yield at most `most` faults, spread evenly over `lines`; each parses.
 
     `fields`: those of the model's configuration; an entry of a class's CONFIG_MAPPING for one of them is dropped.
     """
@@ -72,14 +72,10 @@ def _short(text: str) -> str:
 
 def _candidates(tree: ast.Module, lines: set[int]) -> Iterator[tuple[str, Any, tuple[tuple[Any, str], ...]]]:
     for function in ast.walk(tree):
-        if not isinstance(function, ast.FunctionDef):
-            continue
-        first = min([function.lineno, *(d.lineno for d in function.decorator_list)])
-        if not {first, function.lineno} & lines:
-            continue
-        body = [node for statement in function.body for node in _walk(statement)]
-        for node in body:
-            yield from _of(node)
+        if isinstance(function, ast.FunctionDef):
+            for statement in function.body:
+                for node in _walk(statement, lines):
+                    yield from _of(node)
 
 
 def _fields(tree: ast.Module, fields: frozenset[str]) -> Iterator[tuple[str, Any, tuple[tuple[Any, str], ...]]]:
@@ -92,13 +88,17 @@ def _fields(tree: ast.Module, fields: frozenset[str]) -> Iterator[tuple[str, Any
                     yield "config dropped", pair, ((pair, "*()"),)
 
 
-def _walk(node: ast.AST) -> Iterator[ast.AST]:
-    """Walk without messages: what is raised, asserted or logged changes nothing that is computed."""
+def _walk(node: ast.AST, lines: set[int]) -> Iterator[ast.AST]:
+    """Walk what ran, without messages: what is raised, asserted or logged changes nothing that is computed."""
     if isinstance(node, SILENT) or _is_talk(node):
         return
+    if isinstance(node, ast.stmt):
+        last = node.body[0].lineno - 1 if isinstance(node, ast.If | ast.For | ast.With | ast.Try) else node.end_lineno
+        if not lines.intersection(range(node.lineno, (last or node.lineno) + 1)) and not isinstance(node, ast.Try):
+            return
     yield node
     for child in ast.iter_child_nodes(node):
-        yield from _walk(child)
+        yield from _walk(child, lines)
 
 
 def _is_talk(node: ast.AST) -> bool:

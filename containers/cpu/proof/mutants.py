@@ -1,8 +1,8 @@
 """Put generated faults into the Bridge and tell which check sees each: `proof --mutants OUT KEPT LIMITS FAMILY`.
 
-A parent imports everything that the Bridge imports, but not the Bridge: a first child proves the unmodified tree and
-tells what it imported and which functions it entered. Then each fault has a child that imports the Bridge with one
-source replaced as it is read; the trees themselves are never touched. Sections run in order until one sees the fault.
+A parent imports everything that the Bridge imports, but not the Bridge. A first child proves the unmodified tree and
+tells what it imported and which lines of the models it ran. Then each fault has a child that imports the Bridge with
+one source replaced as it is read; the trees are never touched. Sections run in order until one sees the fault.
 
 OUT/mutants.json: {"schema", "family", "unmodified": [...], "mutants": [{"file", "line", "operator", "what", "caught":
 check or null, "how", "section", "reading", "seconds"}], "seconds"}. LIMITS: check -> largest good value.
@@ -27,22 +27,27 @@ from proof import bytecode, faults, reference, serve
 
 SECTIONS = ("base", "TP=2", "lora", "PP=2", "EP=2", "save")
 # most faults of a file: the family's own, and the shared code by its part in a mapping
+MODELS = "/megatron/bridge/models/"
 OWN = 48
 SHARED = {"models/conversion/param_mapping.py": 36, "models/conversion/model_bridge.py": 24}
 FIELDS_ONLY = ("models/conversion/model_bridge.py",)  # the rest of it is machinery: tasks, caches, progress
 
 
-class Entered(serve.Trace):
-    """Also the functions: file -> first lines."""
+class Lines:
+    """Which lines of the Bridge's models ran: file -> lines."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.codes: set[Any] = set()
+        self.ran: dict[str, set[int]] = {}
 
-    def __call__(self, frame: Any, _event: str, _arg: Any) -> None:
-        """Note the code that is entered."""
-        self.codes.add(frame.f_code)
-        self.files.add(frame.f_code.co_filename)
+    def __call__(self, frame: Any, _event: str, _arg: Any) -> Any:
+        """Follow a function of the models line by line, and no other: what sys.settrace calls."""
+        file = frame.f_code.co_filename
+        return functools.partial(self.line, self.ran.setdefault(file, set())) if MODELS in file else None
+
+    def line(self, ran: set[int], frame: Any, _event: str, _arg: Any) -> Any:
+        """Note a line."""
+        ran.add(frame.f_lineno)
+        return functools.partial(self.line, ran)
 
 
 def prove(family: str, kept: Path, folder: Path, limits: dict[str, float]) -> dict[str, Any]:
@@ -73,20 +78,18 @@ def _is_good(check: dict[str, Any], limits: dict[str, float]) -> bool:
 
 
 def first(family: str, kept: Path, folder: Path, limits: dict[str, float]) -> dict[str, Any]:
-    """Prove the unmodified tree; return also the modules that it took and the functions that base entered."""
+    """Prove the unmodified tree; return also the modules that it took and the lines that its base ran."""
     unmodified = prove(family, kept, folder, limits)
     from proof import sections
 
-    entered = Entered()
+    followed = Lines()
     (folder / "again").mkdir()
-    sys.settrace(entered)  # type: ignore[arg-type]
+    sys.settrace(followed)  # type: ignore[arg-type]
     try:
         sections.base(sections.Run(family, kept / family, folder / "again", 0, {}))
     finally:
         sys.settrace(None)
-    lines: dict[str, list[int]] = {}
-    for code in entered.codes:
-        lines.setdefault(code.co_filename, []).append(code.co_firstlineno)
+    lines = {file: sorted(ran) for file, ran in followed.ran.items()}
     modules = [name for name in list(sys.modules) if name.partition(".")[0] != "proof"]
     return {**unmodified, "lines": lines, "modules": [m for m in modules if not m.startswith("megatron.bridge")]}
 
@@ -94,14 +97,14 @@ def first(family: str, kept: Path, folder: Path, limits: dict[str, float]) -> di
 def chosen(lines: dict[str, list[int]], fields: frozenset[str]) -> list[tuple[str, str, int, str, str]]:
     """Return the faults: of the family's own files, and of the mapping code that all share."""
     found: list[tuple[str, str, int, str, str]] = []
-    for file, starts in sorted(lines.items()):
+    for file, ran in sorted(lines.items()):
         inside = file.partition("/megatron/bridge/")[2]
         own = re.fullmatch(r"models/(?!conversion|hf_pretrained|decorators)[^/]+/[^/]+\.py", inside)
         most = OWN if own else SHARED.get(inside, 0)
         if most:
             source = Path(file).read_text(encoding="utf-8")
-            entered = set(starts) if inside not in FIELDS_ONLY else set()
-            found += [(file, *fault) for fault in faults.faults(source, entered, most, fields)]
+            reached = set(ran) if inside not in FIELDS_ONLY else set()
+            found += [(file, *fault) for fault in faults.faults(source, reached, most, fields)]
     return found
 
 

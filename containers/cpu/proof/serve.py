@@ -216,6 +216,13 @@ def failed(out: Path, families: list[str], found: dict[str, Any], origins: dict[
         write(out, family, {found["section"]: part}, origins, 0.0)
 
 
+def untried() -> list[str]:
+    """Return the architectures that this Bridge registers and no recipe makes: asked of its own registry."""
+    from megatron.bridge import AutoBridge
+
+    return sorted(set(AutoBridge.list_supported_models()) - {model for _, model, _ in RECIPES.values()})
+
+
 def import_trees() -> dict[str, str]:
     """Import Bridge and Core and return where from."""
     import megatron.bridge
@@ -245,6 +252,7 @@ def main(out: Path, kept: Path, families: list[str]) -> int:
             traceback.print_exc()
             failed(out, families, problem("import", "import", error), {})
             return 0
+        (out / "untried.json").write_text(json.dumps(untried()))
         import_s = round(time.monotonic() - started, 1)
         if beside is not None:
             beside.wait()
