@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tasks import settings, vendor
+from tasks.checkouts import VENDORED
 from tasks.errors import UserError
 from tasks.invocation import Invocation
-from tasks.checkouts import VENDORED
 from tests.conftest import run_git
 from tests.miniature import Miniature, write_tree
 
