@@ -234,6 +234,12 @@ def test_earliest_real_error_wins_whatever_follows(tmp_path: Path, chosen: list[
         (["Error in X.update_weights_from_collective: x", *["."] * 100, "NodeDiedError: x"], "refit-worker"),
         (["Updating weights for the generation policy failed during refit.", traceback("ValueError: x", "/a.py")], "refit-failed"),
         (["ZMQ communication timeout after 120000ms", "Error in X.update_weights_via_ipc_zmq: shapes"], "refit-worker"),
+        (["ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.", "\tpid: 7",
+          "The actor is dead because its owner has died. Worker exit detail: Owner's node has crashed."], "node-died"),
+        ([traceback("ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.", "/a.py"),
+          "The actor is dead because its owner has died. Worker exit detail: Owner's node has crashed."], "node-died"),
+        ([traceback("ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.", "/a.py")],
+         "actor-died"),
         (["NodeDiedError: x", "Updating weights for the generation policy failed during refit."], "node-died"),
     ],
 )  # fmt: skip

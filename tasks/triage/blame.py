@@ -134,7 +134,9 @@ def _first(errors: list[_Error], *, done: bool) -> _Error | None:
         return logged[0] if logged and not done else None
     first = left[0]
     if first.symptom:
-        first = next((e for e in left if not e.symptom and e.line - first.line <= LATE), first)
+        own = (UNCAUGHT[0], first.line)  # the traceback that ends in the symptom itself tells no more than it
+        others = (e for e in left if not e.symptom and (e.signature, e.line) != own)
+        first = next((e for e in others if e.line - first.line <= LATE), first)
     if first.wrapper:
         exact = (e for e in left if e.known and not (e.symptom or e.wrapper) and 0 < e.line - first.line <= INSIDE)
         first = next(exact, first)
