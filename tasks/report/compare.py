@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MAX_CURVES = 12  # a pair
 MAX_FILES = 40  # that differ between two trees
 MAX_PAIRS = 50
+ALWAYS = ("Attempt", "Started", "Duration")  # differ without meaning anything
 _REVISION = re.compile(r"[0-9a-f]{7,64}")
 TREES = (("bridge", "Bridge"), ("mcore", "Megatron-LM"), ("nemo_rl", "NeMo-RL"))
 
@@ -91,7 +92,7 @@ def view(workspace: Workspace, a: Attempt, b: Attempt) -> dict[str, Any]:
         "verdicts": words,
         "sentence": f"both {words[0]}" if words[0] == words[1] else f"{words[0]} with A, {words[1]} with B",
         "reasons": [[one_line(r.get("text") or "") for r in facts.rows(one.get("reasons"))[:5]] for one in (a, b)],
-        "rows": [(label, x, y, x != y) for label, x, y in _rows(a, b)],
+        "rows": [(label, x, y, x != y and label not in ALWAYS) for label, x, y in _rows(a, b)],
         "checks": _checks(a["checks"], b["checks"]),
         "curves": _curves(workspace.root, a, b),
         "files": [(title, _files(workspace.snapshots, kind, a, b)) for kind, title in TREES],
