@@ -78,7 +78,7 @@ class Live:
 
         with self.lock:
             lines = [one.line(subject, self.memory) for subject, one in self.running.items()]
-        return Text("\n").join(Text(line, no_wrap=True, overflow="ellipsis") for line in lines)
+        return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
 
     def _watch_gpus(self) -> None:
         """Keep `memory` up to date; on a thread of its own, since a broken driver answers late or never."""
@@ -104,13 +104,14 @@ class Live:
             elif kind == "done":
                 self.running.pop(subject, None)
         if kind == "done":
+            self.live_line.refresh()  # rich repaints what it last drew below a new line: not the finished stage
             mark = f"{facts.get('verdict', '')}{' (cached)' if facts.get('cached') else ''}"
             style = STYLES.get(facts.get("verdict", ""), "cyan")
-            self.console.print(Text.assemble((f"{mark:16}", style), subject, "  ", text))
+            self.console.print(Text.assemble((f"{mark:16}", style), subject, "  ", text), soft_wrap=True)
         elif kind == "row":
             self.console.print(text, markup=False, soft_wrap=True)
         elif kind == "note":
-            self.console.print(Text(f"{subject}: {text}"))
+            self.console.print(Text(f"{subject}: {text}"), soft_wrap=True)
         elif kind == "result":
             self.close()
             self.plain.show(kind, subject, text, **facts)

@@ -94,6 +94,7 @@ def test_a_changed_threshold_judges_again_without_running(passed):
     assert stricter.rc == 1
     assert not stricter.ran("run:level0.train")
     assert "beyond the limit 0.5" in stricter.case["reasons"][0]["text"]
+    assert not any("earlier" in check for check in stricter.case["checks"]), "a run is no earlier run of itself"
     assert passed.doit("level0").rc == 0
 
 

@@ -244,7 +244,9 @@ def test_page_stays_below_a_megabyte(cases: int, tmp_path: Path) -> None:
         case["attempts"] = [samples.attempt(f"level0.grpo_{n}")]
         case["metrics"] = many[0]["attempts"][0]["path"] + "/metrics.json"
         case["reasons"] = case["reasons"] * 3
-    report = samples.report(*many)
+    one = {"state": "ran", "why": "bridge, nemo_rl changed", "needs": ["probe", "unit:bridge-mapping"]}
+    stages = [{"name": f"{kind}:level0.grpo_{n}", **one} for kind in ("run", "check") for n in range(cases)]
+    report = samples.report(*many, stages=stages)
     samples.write_evidence(tmp_path, {**report, "cases": report["cases"][:1]}, steps=600, lines=10)
     for case in many:
         log = tmp_path / case["attempts"][0]["path"] / "run.log"

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
     from tasks.workspace import Workspace
 
-MAX_CURVES = 12  # a pair
+MAX_CURVES = 120  # of all pairs, and 12 of one
 MAX_FILES = 40  # that differ between two trees
 MAX_PAIRS = 50
+ALWAYS = ("Attempt", "Started", "Duration")  # differ without meaning anything
 _REVISION = re.compile(r"[0-9a-f]{7,64}")
 TREES = (("bridge", "Bridge"), ("mcore", "Megatron-LM"), ("nemo_rl", "NeMo-RL"))
 
@@ -78,11 +79,13 @@ def _ran(one: Attempt, revision: str) -> bool:
 
 def render(workspace: Workspace, words: str) -> str:
     """Return the page; UserError where `words` name nothing."""
-    pairs = [view(workspace, *pair) for pair in find(workspace, words)]
+    found = find(workspace, words)
+    curves = min(12, MAX_CURVES // len(found))
+    pairs = [view(workspace, *pair, curves=curves) for pair in found]
     return pages.template("compare.html.j2").render(pairs=pairs, workspace=one_line(workspace.name)) + "\n"
 
 
-def view(workspace: Workspace, a: Attempt, b: Attempt) -> dict[str, Any]:
+def view(workspace: Workspace, a: Attempt, b: Attempt, *, curves: int) -> dict[str, Any]:
     """Return what the template shows of one pair: B is drawn, A is what it is compared with."""
     words = [facts.verdict_of(one).value for one in (a, b)]
     same = a["case"] == b["case"]
@@ -91,9 +94,9 @@ def view(workspace: Workspace, a: Attempt, b: Attempt) -> dict[str, Any]:
         "verdicts": words,
         "sentence": f"both {words[0]}" if words[0] == words[1] else f"{words[0]} with A, {words[1]} with B",
         "reasons": [[one_line(r.get("text") or "") for r in facts.rows(one.get("reasons"))[:5]] for one in (a, b)],
-        "rows": [(label, x, y, x != y) for label, x, y in _rows(a, b)],
+        "rows": [(label, x, y, x != y and label not in ALWAYS) for label, x, y in _rows(a, b)],
         "checks": _checks(a["checks"], b["checks"]),
-        "curves": _curves(workspace.root, a, b),
+        "curves": _curves(workspace.root, a, b, curves),
         "files": [(title, _files(workspace.snapshots, kind, a, b)) for kind, title in TREES],
         "command": f"diff {a['path']}/run.log {b['path']}/run.log",
     }
@@ -150,7 +153,7 @@ def _checks(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[dict[str, 
     return found
 
 
-def _curves(root: Path, a: Attempt, b: Attempt) -> list[Any]:
+def _curves(root: Path, a: Attempt, b: Attempt, most: int) -> list[Any]:
     """Return the curves of B with A beneath: asserted tags first, then the others that both have."""
     before, after = (read_series(root, f"{one['path']}/metrics.json") for one in (a, b))
     limits: dict[str, list[float]] = {}
@@ -161,7 +164,7 @@ def _curves(root: Path, a: Attempt, b: Attempt) -> list[Any]:
     common = [tag for tag in sorted(after) if tag in before and tag not in limits]
     drawn = (
         curve(one_line(tag), facts.table(after.get(tag)), facts.table(before.get(tag)), limits.get(tag, []), 60)
-        for tag in [*limits, *common][:MAX_CURVES]
+        for tag in [*limits, *common][:most]
     )
     return [found for found in drawn if found is not None]
 
