@@ -119,8 +119,8 @@ def reading(fault: dict[str, Any], fields: dict[str, str]) -> str:
     theirs = fault.get("fields", {})
     differ = sorted(name for name in fields.keys() | theirs.keys() if fields.get(name) != theirs.get(name))
     if not differ:
-        return "the provider is the same, the mappings do the same on this model: nothing changes that is measured"
-    return f"provider fields {', '.join(differ[:4])} differ: nothing that the proof computes depends on them"
+        return "the provider is the same and every check, too: equivalent on this model, or nothing measures it"
+    return f"provider fields {', '.join(differ[:4])} differ: no check depends on them"
 
 
 def main(out: Path, kept: Path, limits_file: Path, family: str) -> int:
