@@ -78,6 +78,12 @@ SETTINGS = {
     "n": "How many, for a command that repeats.",
     "open": "1: `doit report` serves the page on 127.0.0.1 until Ctrl-C.",
     "compare": "Two attempts or two Bridge revisions, A,B: `doit report` writes compare.html.",
+    "proof": "auto, on, warn or off: whether a failing CPU proof of its family stops a GPU case; auto: where `doit cpu` built it.",
+    "detach": "1: with runtime=slurm submit and return; the same command picks the result up.",
+    "max_gpu_hours": "GPU-hours that one call may use, by the minutes in levels.yaml; more is Blocked.",
+    "verify": "1: `doit bundle FILE` verifies instead of making one.",
+    "key": "SSH key that signs a bundle.",
+    "tolerance": "Relative difference that `doit reproduce` allows: 0.05, or a list TAG:VALUE.",
     "annotations": "github or azure: `doit report` prints lines for beside the code.",
 }
 
