@@ -55,7 +55,7 @@ class Run(DoitRun):  # type: ignore[misc]  # doit has no types
         """Run and return 0 (Pass), 1 (Fail), 2 (Blocked or a mistake), 130 or 143 after a signal."""
         names = [word for word in in_args if not (word[:1] in "~+" and settings.is_override(word))]
         try:
-            names = self.prepare(names)
+            names = [task for name in self.prepare(names) for task in (_rehearsals() if name == "rehearse" else [name])]
             if not [word for word in names if not word.startswith("-")]:
                 print(USAGE)
                 return 0
@@ -103,6 +103,19 @@ class Run(DoitRun):  # type: ignore[misc]  # doit has no types
         near = difflib.get_close_matches(wrong, known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return UserError(f"unknown level, case or command {wrong!r}{hint} (doit levels)")
+
+
+def _rehearsals() -> list[str]:
+    """Return what `doit rehearse` means: the rehearsals of the required cases that the difference calls for."""
+    from tasks import queries
+
+    now = invocation.current()
+    called = {case for row in queries.plan_now(now).rows for case in row.cases}
+    found = [f"rehearse:{c.id}" for c in now.levels.cases() if c.id in called and c.rehearsal and c.rehearsal.supported]
+    if not found:
+        print("Result: Pass - the change calls for no case that has a rehearsal (doit plan; doit rehearse:CASE)")
+        raise SystemExit(0)
+    return found
 
 
 def _internal(error: Exception) -> UserError:

@@ -357,3 +357,19 @@ def test_git_that_hangs_is_given_up(make_repo: Callable[..., Path], monkeypatch:
     monkeypatch.setattr(changes.subprocess, "run", slow)
     with pytest.raises(UserError, match="did not answer within"):
         changed(repo, "HEAD")
+
+
+def test_rehearse_alone_is_what_the_difference_calls_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of that only what has a rehearsal; where nothing has one the answer says so and runs nothing."""
+    from types import SimpleNamespace
+
+    from tasks import command, invocation, queries
+
+    monkeypatch.setattr(invocation, "current", lambda: SimpleNamespace(levels=LEVELS))
+    rows = [SimpleNamespace(cases=("level0.grpo_megatron", "level2.noncolocated"))]
+    monkeypatch.setattr(queries, "plan_now", lambda now: SimpleNamespace(rows=rows))
+    assert command._rehearsals() == ["rehearse:level0.grpo_megatron"]
+    rows[0].cases = ("level2.noncolocated",)
+    with pytest.raises(SystemExit) as end:
+        command._rehearsals()
+    assert end.value.code == 0
