@@ -6,6 +6,7 @@ origin is Blocked (nothing about the change was seen), an exception raised by th
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from tasks.verdict import Reason, Verdict
@@ -88,6 +89,11 @@ def _judge_module(
     missing = str(error.get("missing") or "")
     if missing.startswith("megatron.core") and not module.startswith("megatron.core"):
         return Reason("revisions", module, f"{text}. The Bridge needs a Core that has {missing}"), False
+    raised_at = str((error.get("frame") or [""])[0])
+    if error["type"] == "ImportError" and missing in sys.stdlib_module_names and not _under(raised_at, roots["bridge"]):
+        return Reason(
+            "interpreter", module, f"{text}. This Python's {missing} does not have it: use the image's"
+        ), False
     ours = any(_under(frame, roots["bridge"]) for frame in error.get("frames", []))
     missing_foreign = error["type"] == "ModuleNotFoundError" and not missing.startswith(("megatron.bridge", "nemo_rl"))
     if ours and not missing_foreign:

@@ -45,6 +45,8 @@ def error(kind, text, frames=(), missing=None):
         ({"megatron.bridge": error("SyntaxError", "invalid syntax", ["/co/bridge/src/x.py"])}, "Fail", "/co/bridge/src/x.py:3"),
         ({"megatron.bridge": error("SystemExit", "1", ["/co/bridge/src/x.py"])}, "Fail", "SystemExit"),
         ({"megatron.bridge": error("ModuleNotFoundError", "No module named 'megatron.bridge.gone'", ["/co/bridge/src/x.py"], "megatron.bridge.gone")}, "Fail", "gone"),
+        ({"megatron.bridge": error("ImportError", "cannot import name 'override' from 'typing'", ["/co/bridge/src/x.py", "/co/mcore/y.py"], "typing")}, "Blocked", "use the image's"),
+        ({"megatron.bridge": error("ImportError", "cannot import name 'overide' from 'typing'", ["/co/bridge/src/x.py"], "typing")}, "Fail", "overide"),
         ({"megatron.core": error("ModuleNotFoundError", "No module named 'megatron.core'", [], "megatron.core")}, "Blocked", "submodule update"),
         ({"nemo_rl": error("RuntimeError", "cuda", ["/usr/lib/torch/x.py"])}, "Blocked", "RuntimeError"),
     ],
