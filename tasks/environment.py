@@ -30,13 +30,20 @@ HOST_FOLDERS = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "MODEL_PATH")
 
 
 def passed(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the whitelisted variables that the user has set."""
-    return {name: environ[name] for name in PASSED if environ.get(name)}
+    """Return the whitelisted variables that the user has set, but those that carry a login."""
+    return {name: environ[name] for name in PASSED if environ.get(name) and not _has_login(environ[name])}
 
 
 def secret_names(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the secrets that are set; never their values."""
-    return tuple(name for name in SECRETS if environ.get(name))
+    """Return the names of the secrets that are set, addresses with a login among them; never their values."""
+    return tuple(
+        name for name in (*SECRETS, *PASSED) if environ.get(name) and (name in SECRETS or _has_login(environ[name]))
+    )
+
+
+def _has_login(value: str) -> bool:
+    """Tell whether a value is an address such as http://me:password@proxy:3128."""
+    return "@" in value.partition("://")[2].partition("/")[0]
 
 
 def compose(
