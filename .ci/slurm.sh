@@ -74,6 +74,7 @@ CONF
   done
   ln -sf "$here/srun" "$dir/bin/srun"
   # ray.sub asks `host` first for a node's address: the two nodes have none of their own
+  # shellcheck disable=SC2016
   printf '#!/bin/bash\necho "$1 has address %s"\n' "$(hostname -I | awk '{print $1 ? $1 : "127.0.0.1"}')" >"$dir/bin/host"
   chmod +x "$dir/bin/host"
 }

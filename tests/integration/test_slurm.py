@@ -165,7 +165,8 @@ def test_a_controller_that_is_killed_and_comes_back_costs_nothing(tmp_path):
     runner = Runner(tmp_path, "echo up; until [ -e go ]; do sleep 0.1; done; exit 3")
 
     def kill() -> None:
-        began, until = (runner.folder / "run.log").stat().st_mtime, time.monotonic() + 20
+        began, until = time.time(), time.monotonic() + 20
+        ask("scontrol", "update", f"JobId={runner.number}", "Comment=saved")
         while (CLUSTER / "state/job_state").stat().st_mtime <= began:  # a job that was not saved is lost for Slurm, too
             assert time.monotonic() < until
             time.sleep(0.05)
@@ -253,42 +254,6 @@ def test_a_full_disk_on_the_node_is_the_runs_own_failure_with_its_words(tmp_path
     assert "No space left on device" in (runner.folder / "run.log").read_text()
 
 
-RAY = """#!/bin/bash
-# Stub: units and sessions are files of one folder; `ray start --block` stays like the real one.
-home=/e2e/attempt/ray; mkdir -p $home
-case "$1 $*" in
-start*--block*) touch $home/$SLURMD_NODENAME.$$; exec sleep 300 ;;
-start*) touch $home/head ;;
-status*) echo " 0.0/$(($(ls $home | wc -l) * 2)).0 worker_units" ;;
-esac
-"""
-
-
-@pytest.mark.real
-def test_several_nodes_go_through_the_real_ray_sub(tmp_path):
-    """ray.sub of the checkout as it is, over both nodes; only `ray` is a stub (Ray itself: notes of the project)."""
-    if not os.environ.get("NEMO_RL_REPO"):
-        lacking("no NeMo-RL checkout: set NEMO_RL_REPO")
-    stub, tree = tmp_path / "stub", tmp_path / "rl"
-    for path in (stub, tree):
-        path.mkdir()
-    (stub / "ray").write_text(RAY)
-    (stub / "ray").chmod(0o755)
-    (tree / "ray.sub").write_bytes((Path(os.environ["NEMO_RL_REPO"]) / "ray.sub").read_bytes())
-    site = slurm_commands.site_of({"account": "a", "partition": "main"})
-    runner = Runner(tmp_path, "ls /e2e/attempt/ray; pwd; exit 5", site=site, gpus=4)
-    extra = (Mount(tree, "/opt/nemo-rl", read_only=False), Mount(stub, "/usr/local/sbin", read_only=True))
-    runner.job = dataclasses.replace(runner.job, nodes=2, mounts=(*runner.job.mounts, *extra))
-    ended = runner.run()
-    assert (ended.reason, runner.exit["rc"]) == ("exited", 5), (ended, runner.said)
-    assert "through Ray" in runner.said[0] or "ray.sub" in runner.said[0]
-    seen = (runner.folder / "run.log").read_text().split()
-    assert (
-        len([word for word in seen if word.startswith("n")]) == 1
-    )  # the worker of the second node; the head is "head"
-    assert "/e2e/attempt" in seen
-
-
 @pytest.fixture
 def mini(tmp_path: Path) -> Miniature:
     made = Miniature(tmp_path)
@@ -356,3 +321,39 @@ def test_slurms_time_limit_is_told_apart_from_the_agents(limited):
     limited["thread"].join(90)
     assert limited["ended"].reason == "time_limit"
     assert runs.how_it_ended(limited["runner"].exit, "time_limit") == "time_limit"
+
+
+RAY = """#!/bin/bash
+# Stub: units and sessions are files of one folder; `ray start --block` stays like the real one.
+home=/e2e/attempt/ray; mkdir -p $home
+case "$1 $*" in
+start*--block*) touch $home/$SLURMD_NODENAME.$$; exec sleep 300 ;;
+start*) touch $home/head ;;
+status*) echo " 0.0/$(($(ls $home | wc -l) * 2)).0 worker_units" ;;
+esac
+"""
+
+
+@pytest.mark.real
+def test_several_nodes_go_through_the_real_ray_sub(tmp_path):
+    """ray.sub of the checkout as it is; only `ray` is a stub. Last: it wants both nodes to itself."""
+    if not os.environ.get("NEMO_RL_REPO"):
+        lacking("no NeMo-RL checkout: set NEMO_RL_REPO")
+    stub, tree = tmp_path / "stub", tmp_path / "rl"
+    for path in (stub, tree):
+        path.mkdir()
+    (stub / "ray").write_text(RAY)
+    (stub / "ray").chmod(0o755)
+    (tree / "ray.sub").write_bytes((Path(os.environ["NEMO_RL_REPO"]) / "ray.sub").read_bytes())
+    site = slurm_commands.site_of({"account": "a", "partition": "main"})
+    runner = Runner(tmp_path, "ls /e2e/attempt/ray; pwd; exit 5", site=site, gpus=4)
+    extra = (Mount(tree, "/opt/nemo-rl", read_only=False), Mount(stub, "/usr/local/sbin", read_only=True))
+    runner.job = dataclasses.replace(runner.job, nodes=2, mounts=(*runner.job.mounts, *extra))
+    ended = runner.run()
+    assert (ended.reason, runner.exit["rc"]) == ("exited", 5), (ended, runner.said)
+    assert "through Ray" in runner.said[0] or "ray.sub" in runner.said[0]
+    seen = (runner.folder / "run.log").read_text().split()
+    assert (
+        len([word for word in seen if word.startswith("n")]) == 1
+    )  # the worker of the second node; the head is "head"
+    assert "/e2e/attempt" in seen
