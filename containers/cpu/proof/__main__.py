@@ -18,4 +18,7 @@ if __name__ == "__main__":
     else:
         from proof import serve
 
-        sys.exit(serve.main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))
+        status = serve.main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # taking thousands of modules down costs 5 s and shows nothing; an exception ends as ever
