@@ -258,9 +258,11 @@ def test_a_job_is_submitted_followed_and_its_exit_is_believed(cluster):
 
 
 def test_a_submission_that_was_accepted_without_an_answer_is_not_doubled(cluster, monkeypatch):
-    monkeypatch.setattr(slurm_commands, "CALL_S", 0.2)
-    cluster.does(sbatch=f"{ACCEPT}; exec sleep 5")
-    ended = cluster.run(cluster.runtime(), lambda n: cluster.ends() if n == 12 else None)
+    monkeypatch.setattr(slurm_commands, "CALL_S", 1.0)
+    cluster.does(sbatch=f"{ACCEPT}; exec sleep 9")
+    ended = cluster.run(
+        cluster.runtime(), lambda _: cluster.ends() if any("RUNNING" in line for line in cluster.said) else None
+    )
     assert ended.reason == "exited"
     assert len(cluster.calls("sbatch")) == 1
 
@@ -324,6 +326,12 @@ def test_without_a_controller_nothing_is_submitted_and_it_is_said(cluster):
     ended = cluster.run(cluster.runtime())
     assert (ended.reason, cluster.calls("sbatch")) == ("not_started", [])
     assert not (cluster.folder / "slurm.json").exists()
+
+
+def test_without_slurm_nothing_is_waited_for(cluster, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    ended = cluster.run(cluster.runtime(), lambda _: pytest.fail("waits for a command that is not there"))
+    assert (ended.reason, "squeue is not on PATH" in ended.detail) == ("not_started", True)
 
 
 def test_a_refused_submission_is_not_started_with_slurms_words(cluster):

@@ -182,6 +182,8 @@ class _Following:
             if self.gone >= GONE or (seen and seen.is_over):
                 return self.over(seen)
             return self.settled(seen) if seen else None
+        except RefusedError as error:
+            return Ended(None, "not_started", f"nothing was submitted: {error}")
         except NoAnswerError as error:
             if not error.sure:
                 self.settle_until = time.monotonic() + self.runtime.settle_s
@@ -204,9 +206,9 @@ class _Following:
                     self.runtime.say(f"{extra}: accepted twice, the later one is cancelled")
                     self.controller.cancel_id(extra.id)
         except RefusedError as error:
-            if self.tried:  # whatever is wrong with squeue, the job may be alive
-                raise NoAnswerError(str(error), sure=False) from error
-            raise NoAnswerError(str(error), sure=True) from error
+            if not self.tried:
+                raise
+            raise NoAnswerError(str(error), sure=False) from error  # whatever is wrong, the job may be alive
         return jobs[0] if jobs else None
 
     def submit(self) -> Ended | None:
