@@ -161,7 +161,7 @@ def perform(
         "schema": 1, "id": folder.name, "argv": list(what.argv), "cwd": what.cwd, "env": env, "secrets": list(hidden),
         "log": f"{paths['attempt']}/run.log", "exit": f"{paths['attempt']}/exit.json", "timeout_s": what.timeout_s,
         "done_pattern": what.done_pattern, "grace_s": what.grace_s, "term_grace_s": TERM_GRACE_S,
-        "silence_s": what.silence_s, "owner": [os.getuid(), os.getgid()], 
+        "silence_s": what.silence_s, "owner": [os.getuid(), os.getgid()],
         "give_back": [paths["attempt"], *([] if local else map(os.fspath, compiled.values()))],
     }  # fmt: skip
     if not attached:

@@ -187,7 +187,10 @@ def folders(cpu: CpuEnvironment) -> tuple[Path, ...]:
     Debian's own Python lies in /usr, which is the image's: there the image must bring the same one.
     """
     venv = cpu.python.parent.parent
-    bases = {cpu.python.resolve().parent.parent, cpu.python.parent.joinpath(os.readlink(cpu.python)).parent.parent}
+    bases, python = {cpu.python.resolve().parent.parent}, cpu.python
+    while python.is_symlink():  # a folder on the way may be a link too, and is then asked for by that name
+        python = python.parent / python.readlink()
+        bases.add(python.parent.parent)
     mine = {venv, cpu.data.parent, Path(cpu.env["NEMO_RL_VENV_DIR"]).parent}
     return tuple(sorted(mine | (bases - {Path("/usr"), venv})))
 
