@@ -52,7 +52,7 @@ def built(tmp_path: Path) -> CpuEnvironment:
 
 def asked(
     runtime: str, tmp_path: Path, built: CpuEnvironment | None, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Job, dict[str, object]]:
+) -> tuple[Job, dict[str, list[str]]]:
     monkeypatch.setattr(attempts.snapshot, "work_copy", lambda _, target: target.mkdir())
     monkeypatch.setattr(cpu.tempfile, "gettempdir", lambda: "/tmp")
     trees = {}
