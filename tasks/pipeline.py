@@ -231,11 +231,13 @@ class Pipeline(Checkouts):
 
     @cached_property
     def rehearsal_place(self) -> Place:
-        """Return where rehearsals run: the CPU environment, here or mounted into the settings' image (docker, podman).
+        """Return where rehearsals run: the CPU environment, here or mounted into an image by runtime=docker|podman.
 
-        Two digests name it then: the image's, and the environment's beside it.
+        Two digests name it then: the image's, and the environment's beside it. Only the word on the command line
+        counts: docker is the default of the levels, and a rehearsal needs neither an engine nor an image.
         """
-        if self.settings.runtime not in {"docker", "podman"}:
+        said = self.settings.origins.get("runtime") == "the command line"
+        if not said or self.settings.runtime not in {"docker", "podman"}:
             return self.cpu_place
         built, image = self.cpu_place, {**self.place.image, "cpu": self.cpu_place.image["id"]}
         return replace(built, runtime=self.place.runtime, image=image)
