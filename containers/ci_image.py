@@ -1,11 +1,16 @@
 """Build a small container image with an ID that is the same on every build: for CI, and for trying things out.
 
     python containers/ci_image.py OUT.tar [--ref REPO:TAG] [--from host|archive] [--program NAME]... [--add SRC:DEST]...
+                                  [--libraries-of FOLDER]...
 
 `docker load` of the result gives the ID that is printed; `docker build` and `docker import` never give one twice, since
 they put the time into the image's configuration. From `host`: bash, busybox and Debian's python3 of this machine with
 the libraries they need (1 s). From `archive`: a Debian by mmdebstrap, bit-identical for one state of the archive
 (SOURCE_DATE_EPOCH is honoured, default 0; about 40 s). Standard library only.
+
+For rehearsals in a container, whose environment is mounted where it is on the host, the image brings the rest:
+
+    python containers/ci_image.py OUT.tar --ref nemo-rl-e2e/rehearsal:latest --program git --libraries-of build/cpu/venv
 """
 
 from __future__ import annotations
@@ -50,9 +55,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--from", dest="source", choices=("host", "archive"), default="host")
     parser.add_argument("--program", action="append", default=[], help="a further program of this machine (host only)")
     parser.add_argument("--add", action="append", default=[], metavar="SRC:DEST", help="a further tree")
+    parser.add_argument("--libraries-of", type=Path, action="append", default=[], help="of a venv that gets mounted")
     options = parser.parse_args(argv)
     trees = [(Path(source), destination) for source, _, destination in (item.partition(":") for item in options.add)]
-    print(build(options.out, options.ref, source=options.source, programs=options.program, trees=trees))
+    made = build(
+        options.out, options.ref, source=options.source, programs=options.program, trees=trees,
+        mounted=options.libraries_of,
+    )  # fmt: skip
+    print(made)
     return 0
 
 
@@ -63,6 +73,7 @@ def build(
     source: str = "host",
     programs: Iterable[str] = (),
     trees: Iterable[tuple[Path, str]] = (),
+    mounted: Iterable[Path] = (),
 ) -> str:
     """Write a docker-archive to `out`; return the image ID that loading it gives.
 
@@ -78,6 +89,7 @@ def build(
                 _write_layer(layer, content, epoch, base)
         else:
             content = _host_content(programs)
+            content.update(_libraries(mounted))
             content.update(_content(trees))
             _write_layer(layer, content, epoch)
         return _write_archive(layer, out, ref, epoch)
@@ -110,6 +122,7 @@ def _host_content(programs: Iterable[str]) -> dict[str, Path | str | bytes]:
     for applet in applets:
         if not {f"bin/{applet}", f"usr/bin/{applet}"} & set(content):
             content[f"bin/{applet}"] = "busybox"
+    content.setdefault("usr/bin/env", "/bin/busybox")  # of every portable first line
     library = Path(f"/usr/lib/{PYTHON.resolve().name}")
     for folder, names, files in os.walk(library):
         names[:] = sorted(name for name in names if name not in SKIPPED and not name.startswith("config-"))
@@ -132,6 +145,21 @@ def _add_binary(content: dict[str, Path | str | bytes], path: Path) -> None:
     output = subprocess.run(["ldd", str(path)], capture_output=True, text=True, check=False).stdout
     for needed in re.findall(r"(/\S+) \(0x", output):
         content[os.path.normpath(needed)[1:]] = Path(needed).resolve()
+
+
+def _libraries(folders: Iterable[Path]) -> dict[str, Path | str | bytes]:
+    """Return this machine's shared libraries that binaries below `folders`, and the Pythons they lead to, need."""
+    content: dict[str, Path | str | bytes] = {}
+    tops = {top for folder in folders for top in (folder.resolve(), (folder / "bin/python").resolve().parents[1])}
+    tops.discard(Path("/usr"))  # Debian's own, which is in the image anyway
+    found = sorted(str(path) for top in tops for path in top.rglob("*.so*") if path.is_file())
+    found += [str(top / "bin" / PYTHON.resolve().name) for top in sorted(tops)]
+    for start in range(0, len(found), 100):
+        argv = ["ldd", *found[start : start + 100]]
+        output = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
+        for needed in re.findall(r"=> (/(?:usr/)?lib\S+) \(0x", output):
+            content[os.path.normpath(needed)[1:]] = Path(needed).resolve()
+    return content
 
 
 def _content(trees: Iterable[tuple[Path, str]]) -> dict[str, Path | str | bytes]:

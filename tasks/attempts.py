@@ -130,13 +130,17 @@ def perform(
     paths["agent"] = place.runtime.target("agent", AGENT)
     what = command(paths)
     local = place.runtime.name == "local"
-    if local:
-        bytecode.share(folder / "work" / "pycache", _byte_code(place, trees, folder))
+    # a container finds what rehearsals compiled at its own path; an image's interpreter is not seen from here
+    compiled = _byte_code(place, trees, folder, paths) if local or place.cpu else {}
+    if not attached:
+        bytecode.share(folder / "work" / "pycache", compiled)
     pretended = (
         cpu.environment(place.cpu, folder, gpus=max(1, what.gpus), standins=what.standins, cuda=what.cuda)
         if place.cpu
         else None
     )
+    if pretended is not None and not local:
+        pretended = cpu.in_container(pretended, folder, paths["attempt"])
     # Unix sockets of Ray end at 107 bytes: its folder must be short, and it must be ours alone
     ray = Path(tempfile.mkdtemp(prefix="e2e-ray-")) if local and pretended is None else None
     user = environment.passed(os.environ)
@@ -157,7 +161,8 @@ def perform(
         "schema": 1, "id": folder.name, "argv": list(what.argv), "cwd": what.cwd, "env": env, "secrets": list(hidden),
         "log": f"{paths['attempt']}/run.log", "exit": f"{paths['attempt']}/exit.json", "timeout_s": what.timeout_s,
         "done_pattern": what.done_pattern, "grace_s": what.grace_s, "term_grace_s": TERM_GRACE_S,
-        "silence_s": what.silence_s, "owner": [os.getuid(), os.getgid()], "give_back": [paths["attempt"]],
+        "silence_s": what.silence_s, "owner": [os.getuid(), os.getgid()],
+        "give_back": [paths["attempt"], *([] if local else map(os.fspath, compiled.values()))],
     }  # fmt: skip
     if not attached:
         write_json(folder / "spec.json", spec)
@@ -165,7 +170,7 @@ def perform(
         id=folder.name,
         argv=(f"{paths['agent']}/agent.py", f"{paths['attempt']}/spec.json"),
         interpreter=place.interpreter,
-        mounts=(*_mounts(trees, folder, paths), *_host_folders(user)),
+        mounts=(*_mounts(trees, folder, paths), *_host_folders(user), *_cpu_folders(place, compiled)),
         env=env,
         secrets=hidden,
         gpus=0 if place.cpu else what.gpus,
@@ -193,14 +198,14 @@ def without_ours(pretended: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in pretended.items() if k not in ("HOME", "NRL_MEGATRON_CHECKPOINT_DIR")}
 
 
-def _byte_code(place: Place, trees: Mapping[str, Tree], folder: Path) -> dict[Path, Path]:
-    """Return folder of sources -> where its byte code is kept, for what a local attempt imports and nobody edits."""
+def _byte_code(place: Place, trees: Mapping[str, Tree], folder: Path, paths: Mapping[str, str]) -> dict[Path, Path]:
+    """Return folder of sources, as the run sees it -> where its byte code is kept, for what nobody edits."""
     found = {}
     for kind, tree in trees.items():
         kept = bytecode.beside(tree.path)
         if kept is not None:
             top, home = kept
-            found[folder / "work" / kind if kind in WRITABLE else tree.path] = home / tree.path.relative_to(top)
+            found[Path(paths[kind])] = home / tree.path.relative_to(top)
     home = place.cpu.python.parents[2] if place.cpu else folder.parents[2]
     name = f"{bytecode.NAME}-{sha256_json(place.image)[:16]}"
     return found | bytecode.of_interpreter(Path(place.interpreter), home / name)
@@ -211,6 +216,17 @@ def _mounts(trees: Mapping[str, Tree], folder: Path, paths: Mapping[str, str]) -
     hosts |= {kind: folder / "work" / kind for kind in WRITABLE}
     return [
         Mount(source=host, target=paths[kind], read_only=kind in ("bridge", "agent")) for kind, host in hosts.items()
+    ]
+
+
+def _cpu_folders(place: Place, compiled: Mapping[Path, Path]) -> list[Mount]:
+    """Mount the CPU environment where it is, and where its byte code is kept, so that only the first run compiles."""
+    if place.cpu is None or place.runtime.name == "local":
+        return []
+    kept = sorted({*compiled.values()})
+    return [
+        *(Mount(source=path, target=os.fspath(path), read_only=True) for path in cpu.folders(place.cpu)),
+        *(Mount(source=path, target=os.fspath(path), read_only=False) for path in kept),
     ]
 
 

@@ -48,7 +48,14 @@ class Run(DoitRun):  # type: ignore[misc]  # doit has no types
     cmd_options = (*DoitRun.cmd_options, opt_json)
 
     def prepare(self, names: list[str]) -> list[str]:
-        """Return the tasks to run; commands that are runs by another name override this."""
+        """Return the tasks to run; commands that are runs by another name override this.
+
+        `image update` and `image build` are commands, though `image` alone is a stage.
+        """
+        if names[:1] == ["image"] and names[1:2] in (["update"], ["build"]):
+            from tasks import image_build
+
+            raise SystemExit(image_build.command(invocation.current(), names[1], names[2:]))
         return names
 
     def parse_execute(self, in_args: Sequence[str]) -> int:

@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,7 @@ SOCKET_PATH_BYTES = 107  # sun_path of Linux, without the final zero
 RAY_SOCKET_SUFFIX_BYTES = 70  # /ray/session_2026-11-30_21-08-12_123456_1234567/sockets/plasma_store and some
 # scripts that insist on a stock name find this model under it in the attempt's own model cache
 STOCK_NAMES = {"Qwen/Qwen2.5-0.5B": "noisy_qwen2"}
+CONTAINER_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _REVISION = "0" * 39 + "1"
 
 
@@ -178,6 +179,32 @@ def environment(
         "TMPDIR": str(temporary),
     }
     return AttemptEnvironment(env=env, pythonpath=(*cpu.pythonpath, *chosen), temporary=temporary, python=cpu.python)
+
+
+def folders(cpu: CpuEnvironment) -> tuple[Path, ...]:
+    """Return what a container must see at its own path, to read only: packages, models, stand-ins, the Python itself.
+
+    Debian's own Python lies in /usr, which is the image's: there the image must bring the same one.
+    """
+    venv = cpu.python.parent.parent
+    bases, python = {cpu.python.resolve().parent.parent}, cpu.python
+    while python.is_symlink():  # a folder on the way may be a link too, and is then asked for by that name
+        python = python.parent / python.readlink()
+        bases.add(python.parent.parent)
+    mine = {venv, cpu.data.parent, Path(cpu.env["NEMO_RL_VENV_DIR"]).parent}
+    return tuple(sorted(mine | (bases - {Path("/usr"), venv})))
+
+
+def in_container(made: AttemptEnvironment, attempt: Path, target: str) -> AttemptEnvironment:
+    """Return `made` as a container sees it in which the attempt's folder is `target` and /tmp its own."""
+    folder, temporary = os.fspath(attempt.resolve()), os.fspath(made.temporary)
+
+    def seen(value: str) -> str:
+        return value.replace(folder, target).replace(temporary, "/tmp")  # noqa: S108 - the container's, not the host's
+
+    env = {name: seen(value) for name, value in made.env.items()}
+    env["PATH"] = os.pathsep.join([*env["PATH"].split(os.pathsep)[:2], CONTAINER_PATH])  # its own two, then the image's
+    return replace(made, env=env, pythonpath=tuple(map(seen, made.pythonpath)))
 
 
 def release(attempt: Path) -> None:

@@ -229,6 +229,19 @@ class Pipeline(Checkouts):
             choose("local", workspace=self.workspace.name), os.fspath(built.python), image, built, rehearsal=True
         )
 
+    @cached_property
+    def rehearsal_place(self) -> Place:
+        """Return where rehearsals run: the CPU environment, here or mounted into an image by runtime=docker|podman.
+
+        Two digests name it then: the image's, and the environment's beside it. Only the word on the command line
+        counts: docker is the default of the levels, and a rehearsal needs neither an engine nor an image.
+        """
+        said = self.settings.origins.get("runtime") == "the command line"
+        if not said or self.settings.runtime not in {"docker", "podman"}:
+            return self.cpu_place
+        built, image = self.cpu_place, {**self.place.image, "cpu": self.cpu_place.image["id"]}
+        return replace(built, runtime=self.place.runtime, image=image)
+
     def image(self) -> Stage:
         """Return the stage that names the image, or the environment of the local interpreter."""
         return Stage("image", "", lambda: {"image": sha256_json(self.place.image)}, lambda: Done(self.place.image))
@@ -256,7 +269,7 @@ class Pipeline(Checkouts):
         """Return the place of an environment: "cpu" is the rehearsals', everything else the levels'."""
         if environment_name != "cpu":
             return self.place
-        return self.cpu_place
+        return self.rehearsal_place
 
     def _probe(self, name: str, *, baseline: bool) -> Done:
         place, trees = self.place_of(name), self.sound_trees(baseline=baseline)
@@ -265,7 +278,9 @@ class Pipeline(Checkouts):
 
         def command(paths: Mapping[str, str]) -> attempts.Command:
             result = f"{paths['attempt']}/answers.json"
-            asked = probe.question(place.interpreter, result, in_image=place.runtime.name != "local")
+            asked = probe.question(
+                place.interpreter, result, in_image=place.runtime.name != "local" and not place.rehearsal
+            )
             write_json(folder / "question.json", asked)
             argv = (place.interpreter, f"{paths['agent']}/probe.py", f"{paths['attempt']}/question.json")
             return attempts.Command(argv, paths["nemo_rl"], 3 * probe.TIMEOUT_S, cuda=False)

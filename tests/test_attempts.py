@@ -1,0 +1,102 @@
+"""What one attempt asks a runtime for: mounts, environment and what is given back, without starting anything."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from tasks import attempts, cpu
+from tasks.attempts import Command, Place, Tree
+from tasks.cpu import CpuEnvironment
+from tasks.runtimes import Ended, Job
+from tasks.runtimes.container import TARGETS
+
+
+class Captured:
+    """A runtime that keeps the job and starts nothing."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.jobs = name, list[Job]()
+
+    def target(self, kind: str, host: Path) -> str:
+        return str(host) if self.name == "local" else TARGETS[kind]
+
+    def run(self, job: Job, **_: object) -> Ended:
+        self.jobs.append(job)
+        return Ended(0, "exited", "")
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> CpuEnvironment:
+    home = tmp_path / "cpu"
+    for name in ("venv/bin", "venv/lib", "models/models/tiny", "models/data", "env/bin", "env/ray_venvs", "env/shim"):
+        (home / name).mkdir(parents=True)
+    base = tmp_path / "base"
+    (base / "bin").mkdir(parents=True)
+    (base / "lib").mkdir()
+    (base / "bin" / "python3").touch()
+    (home / "venv/bin/python").symlink_to(base / "bin" / "python3")
+    return CpuEnvironment(
+        python=home / "venv/bin/python",
+        env={"PATH": f"{home}/env/bin:{home}/venv/bin:/host/only", "NEMO_RL_VENV_DIR": f"{home}/env/ray_venvs"},
+        pythonpath=(f"{home}/env/shim",),
+        standins={},
+        models={"tiny": home / "models/models/tiny"},
+        data=home / "models/data",
+        digest="d" * 64,
+    )
+
+
+def asked(
+    runtime: str, tmp_path: Path, built: CpuEnvironment | None, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Job, dict[str, list[str]]]:
+    monkeypatch.setattr(attempts.snapshot, "work_copy", lambda _, target: target.mkdir())
+    monkeypatch.setattr(cpu.tempfile, "gettempdir", lambda: "/tmp")
+    trees = {}
+    for kind in ("bridge", "mcore", "nemo_rl"):
+        top = tmp_path / "snapshots" / kind
+        (top / "tree").mkdir(parents=True)
+        (top / "manifest.json").write_text("{}")
+        trees[kind] = Tree(kind, top / "tree", kind, {})
+    folder = tmp_path / "ws" / "attempts" / "case" / "1"
+    folder.mkdir(parents=True)
+    captured = Captured(runtime)
+    python = str(built.python) if built else "python3"
+    place = Place(captured, python, {"id": "i"}, built, rehearsal=built is not None)
+    attempts.perform(
+        place, trees, folder, lambda paths: Command(("true",), paths["nemo_rl"], 9.0),
+        stop=threading.Event(), poll=lambda: None, labels={},
+    )  # fmt: skip
+    return captured.jobs[0], json.loads((folder / "spec.json").read_text())
+
+
+def test_a_contained_rehearsal_gets_its_environment_mounted_read_only_behind_the_bridge(
+    tmp_path: Path, built: CpuEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, spec = asked("docker", tmp_path, built, monkeypatch)
+    mounts = {m.target: m for m in job.mounts}
+    for name in ("cpu/venv", "cpu/models", "cpu/env", "base"):
+        mounted = mounts[str(tmp_path / name)]
+        assert (mounted.source, mounted.read_only) == (tmp_path / name, True)
+    assert mounts["/opt/Megatron-Bridge"].read_only
+    assert job.env["PYTHONPATH"].split(":")[:3] == ["/opt/Megatron-Bridge/src", "/opt/Megatron-LM", "/opt/nemo-rl"]
+    assert job.env["HF_HOME"] == "/e2e/attempt/cpu/hf"
+    assert "/host/only" not in job.env["PATH"]
+    assert job.gpus == 0
+    compiled = [target for target, m in mounts.items() if not m.read_only and target.startswith(str(tmp_path))]
+    assert str(tmp_path / "snapshots/bridge/bytecode") in compiled
+    assert sorted(spec["give_back"]) == sorted({"/e2e/attempt", *compiled})
+    link = tmp_path / "ws/attempts/case/1/work/pycache/opt/Megatron-Bridge"
+    assert link.readlink() == tmp_path / "snapshots/bridge/bytecode"
+
+
+def test_local_attempts_and_real_images_get_no_mount_of_the_cpu_environment(
+    tmp_path: Path, built: CpuEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, runtime, environment in (("a", "local", built), ("b", "docker", None)):
+        job, spec = asked(runtime, tmp_path / name, environment, monkeypatch)
+        assert len(job.mounts) == 5
+        assert spec["give_back"] == [str(tmp_path / "a/ws/attempts/case/1") if environment else "/e2e/attempt"]
