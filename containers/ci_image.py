@@ -1,7 +1,7 @@
 """Build a small container image with an ID that is the same on every build: for CI, and for trying things out.
 
     python containers/ci_image.py OUT.tar [--ref REPO:TAG] [--from host|archive] [--program NAME]... [--add SRC:DEST]...
-                                  [--libraries-of FOLDER]...
+                                  [--package NAME]... [--libraries-of FOLDER]...
 
 `docker load` of the result gives the ID that is printed; `docker build` and `docker import` never give one twice, since
 they put the time into the image's configuration. From `host`: bash, busybox and Debian's python3 of this machine with
@@ -10,7 +10,8 @@ the libraries they need (1 s). From `archive`: a Debian by mmdebstrap, bit-ident
 
 For rehearsals in a container, whose environment is mounted where it is on the host, the image brings the rest:
 
-    python containers/ci_image.py OUT.tar --ref nemo-rl-e2e/rehearsal:latest --program git --libraries-of build/cpu/venv
+    python containers/ci_image.py OUT.tar --ref nemo-rl-e2e/rehearsal:latest --package git \
+        --package make --package g++ --libraries-of build/cpu/venv
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 PYTHON = Path("/usr/bin/python3")  # Debian's own: an interpreter under /opt would not find its library in the image
 SKIPPED = {"__pycache__", "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "distutils"}
+UNUSED = ("/usr/share/", "/var/", "/etc/", "/usr/lib/python3")
 FOLDERS = ("dev", "proc", "sys", "etc", "root", "run", "var/tmp", "usr/lib", "opt", "e2e/attempt", "e2e/agent")
 FILES = {
     "etc/passwd": b"root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/:/bin/false\n",
@@ -55,12 +57,15 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--from", dest="source", choices=("host", "archive"), default="host")
     parser.add_argument("--program", action="append", default=[], help="a further program of this machine (host only)")
     parser.add_argument("--add", action="append", default=[], metavar="SRC:DEST", help="a further tree")
+    parser.add_argument(
+        "--package", action="append", default=[], help="an installed Debian package, with what it needs"
+    )
     parser.add_argument("--libraries-of", type=Path, action="append", default=[], help="of a venv that gets mounted")
     options = parser.parse_args(argv)
     trees = [(Path(source), destination) for source, _, destination in (item.partition(":") for item in options.add)]
     made = build(
         options.out, options.ref, source=options.source, programs=options.program, trees=trees,
-        mounted=options.libraries_of,
+        packages=options.package, mounted=options.libraries_of,
     )  # fmt: skip
     print(made)
     return 0
@@ -73,6 +78,7 @@ def build(
     source: str = "host",
     programs: Iterable[str] = (),
     trees: Iterable[tuple[Path, str]] = (),
+    packages: Iterable[str] = (),
     mounted: Iterable[Path] = (),
 ) -> str:
     """Write a docker-archive to `out`; return the image ID that loading it gives.
@@ -89,7 +95,7 @@ def build(
                 _write_layer(layer, content, epoch, base)
         else:
             content = _host_content(programs)
-            content.update(_libraries(mounted))
+            content = _packages(packages) | _libraries(mounted) | content
             content.update(_content(trees))
             _write_layer(layer, content, epoch)
         return _write_archive(layer, out, ref, epoch)
@@ -145,6 +151,30 @@ def _add_binary(content: dict[str, Path | str | bytes], path: Path) -> None:
     output = subprocess.run(["ldd", str(path)], capture_output=True, text=True, check=False).stdout
     for needed in re.findall(r"(/\S+) \(0x", output):
         content[os.path.normpath(needed)[1:]] = Path(needed).resolve()
+
+
+def _packages(names: Iterable[str]) -> dict[str, Path | str | bytes]:
+    """Return the files of installed Debian packages and of what they depend on; FileNotFoundError for an absent one."""
+    listing = ["dpkg-query", "--show", "--showformat", "${Package}|${Depends},${Pre-Depends}\\n"]
+    told = subprocess.run(listing, capture_output=True, text=True, check=True).stdout
+    needs = {
+        name: re.findall(r"[,|]\s*([a-z0-9][a-z0-9+.-]*)", f",{rest}")
+        for name, _, rest in (line.partition("|") for line in told.splitlines())
+    }
+    todo, found = list(names), set[str]()
+    if absent := [name for name in todo if name not in needs]:
+        raise FileNotFoundError(f"{absent[0]} is not installed (apt-get install {absent[0]})")
+    while todo:
+        if (name := todo.pop()) not in found and name in needs:
+            found.add(name)
+            todo += needs[name]
+    content: dict[str, Path | str | bytes] = {}
+    if found:
+        files = subprocess.run(["dpkg", "-L", *sorted(found)], capture_output=True, text=True, check=True).stdout
+        for path in map(Path, sorted({line for line in files.splitlines() if line.startswith("/")})):
+            if not str(path).startswith(UNUSED) and path.is_file():
+                content[str(path)[1:]] = str(path.readlink()) if path.is_symlink() else path
+    return content
 
 
 def _libraries(folders: Iterable[Path]) -> dict[str, Path | str | bytes]:

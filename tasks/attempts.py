@@ -206,9 +206,14 @@ def _byte_code(place: Place, trees: Mapping[str, Tree], folder: Path, paths: Map
         if kept is not None:
             top, home = kept
             found[Path(paths[kind])] = home / tree.path.relative_to(top)
-    home = place.cpu.python.parents[2] if place.cpu else folder.parents[2]
-    name = f"{bytecode.NAME}-{sha256_json(place.image)[:16]}"
-    return found | bytecode.of_interpreter(Path(place.interpreter), home / name)
+    if place.cpu is None:
+        home = folder.parents[2] / f"{bytecode.NAME}-{sha256_json(place.image)[:16]}"
+        return found | bytecode.of_interpreter(Path(place.interpreter), home)
+    home = place.cpu.python.parents[2] / f"{bytecode.NAME}-{place.cpu.digest[:16]}"
+    packages = bytecode.of_interpreter(place.cpu.python, home)
+    if place.runtime.name != "local":  # a standard library that is the image's own is not the one seen from here
+        packages = {lib: kept for lib, kept in packages.items() if lib.parent in cpu.folders(place.cpu)}
+    return found | packages
 
 
 def _mounts(trees: Mapping[str, Tree], folder: Path, paths: Mapping[str, str]) -> Sequence[Mount]:

@@ -203,7 +203,8 @@ def in_container(made: AttemptEnvironment, attempt: Path, target: str) -> Attemp
         return value.replace(folder, target).replace(temporary, "/tmp")  # noqa: S108 - the container's, not the host's
 
     env = {name: seen(value) for name, value in made.env.items()}
-    env["PATH"] = os.pathsep.join([*env["PATH"].split(os.pathsep)[:2], CONTAINER_PATH])  # its own two, then the image's
+    base = os.fspath(made.python.resolve().parent)  # Core's Makefile asks this Python's python3-config
+    env["PATH"] = os.pathsep.join([*env["PATH"].split(os.pathsep)[:2], base, CONTAINER_PATH])
     return replace(made, env=env, pythonpath=tuple(map(seen, made.pythonpath)))
 
 
