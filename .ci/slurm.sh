@@ -23,8 +23,14 @@ pid_of() { # prints the pid only if DIR/<daemon>.pid names a live process of tha
 
 answers() { [ "$(timeout 5 sinfo -h -N -o %t 2>/dev/null | grep -cxE 'idle|mix|alloc|comp|drain|drng')" = 2 ]; }
 
+own() { # only a folder that this script made, or may make: it writes, links and starts daemons in there
+  [ -e "$dir/.e2e-slurm" ] || { [ -z "$(ls -A -- "$dir" 2>/dev/null)" ] && [ "$dir" != / ]; }
+}
+
 configure() {
   local mem
+  mkdir -p "$dir"
+  : >"$dir/.e2e-slurm"
   mkdir -p "$dir"/{state,log,bin,n1,n2}
   install -d -m 755 "$dir/munge" # munged refuses a folder that others may write to
   [ -e "$dir/munge/key" ] || install -m 400 <(head -c 1024 /dev/urandom) "$dir/munge/key"
@@ -119,6 +125,10 @@ stop() {
   done
 }
 
+if ! own; then
+  echo "slurm.sh: $dir is neither empty nor a folder of this script: nothing was done" >&2
+  exit 2
+fi
 case $verb in
 start) start ;;
 stop) stop ;;

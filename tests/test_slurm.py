@@ -463,6 +463,18 @@ def test_the_agent_is_started_once_for_an_attempt(tmp_path):
     assert "started before" in second.stderr
 
 
+@pytest.mark.parametrize("verb", ["start", "stop", "status"])
+def test_the_private_cluster_touches_no_folder_that_is_not_its_own(tmp_path, verb):
+    foreign = tmp_path / "etc"
+    foreign.mkdir()
+    (foreign / "slurm.conf").write_text("somebody's\n")
+    argv = ["bash", str(ROOT / ".ci/slurm.sh"), verb, str(foreign)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=20)
+    assert (done.returncode, "nothing was done" in done.stderr) == (2, True)
+    assert [path.name for path in foreign.iterdir()] == ["slurm.conf"]
+    assert (foreign / "slurm.conf").read_text() == "somebody's\n"
+
+
 def test_an_attempt_in_flight_is_found_by_task_and_key_until_it_is_over(tmp_path):
     folder = tmp_path / "level4.x" / "20261201-000000-abcd"
     folder.mkdir(parents=True)
