@@ -78,6 +78,9 @@ SETTINGS = {
     "n": "How many, for a command that repeats.",
     "open": "1: `doit report` serves the page on 127.0.0.1 until Ctrl-C.",
     "compare": "Two attempts or two Bridge revisions, A,B: `doit report` writes compare.html.",
+    "apply": "`doit image update apply=1` writes the proposed pin into containers/images.yaml.",
+    "target": "Stage of NeMo-RL's Dockerfile that `doit image build` builds; by default its last.",
+    "args": "Build arguments of `doit image build`: NAME=VALUE,NAME=VALUE.",
     "annotations": "github or azure: `doit report` prints lines for beside the code.",
 }
 
