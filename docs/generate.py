@@ -84,6 +84,9 @@ SETTINGS = {
     "verify": "1: `doit bundle FILE` verifies instead of making one.",
     "key": "SSH key that signs a bundle.",
     "tolerance": "Relative difference that `doit reproduce` allows: 0.05, or a list TAG:VALUE.",
+    "apply": "`doit image update apply=1` writes the proposed pin into containers/images.yaml.",
+    "target": "Stage of NeMo-RL's Dockerfile that `doit image build` builds; by default its last.",
+    "args": "Build arguments of `doit image build`: NAME=VALUE,NAME=VALUE.",
     "annotations": "github or azure: `doit report` prints lines for beside the code.",
 }
 

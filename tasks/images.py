@@ -232,7 +232,7 @@ def _pin(setting: str | None, path: Path) -> Pin | None:
         )
     if pin and not pin.digest:
         raise UserError(
-            f"image={setting}: {path} has no digest for {pin.reference} yet. Run `doit image update image={setting}` "
+            f"image={setting}: {path} has no digest for {pin.reference} yet. Run `doit image update {setting}` "
             "where the registry can be reached and commit the line, or give image=REPO@sha256:... yourself."
         )
     return pin

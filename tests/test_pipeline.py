@@ -351,3 +351,25 @@ def test_two_event_files_that_contradict_each_other_are_no_evidence(mini):
     done = mini.doit("level0")
     assert done.rc == 1, done.out
     assert "steps 1 to 1 differ" in " ".join(r["text"] for r in done.case["reasons"])
+
+
+@pytest.mark.parametrize(
+    ("origin", "runtime", "contained"),
+    [
+        ("the command line", "docker", True), ("the command line", "podman", True), ("the command line", "slurm", False),
+        ("the command line", "local", False), ("E2E_RUNTIME", "docker", False), ("site.yaml", "docker", False),
+        (None, "docker", False),
+    ],
+)  # fmt: skip
+def test_rehearsals_leave_the_host_only_for_a_runtime_on_the_command_line(tmp_path, origin, runtime, contained):
+    from tasks.attempts import Place
+    from tasks.pipeline import Pipeline
+    from tasks.settings import Settings
+
+    origins = {"runtime": origin} if origin else {}
+    pipe = Pipeline(Settings(build=tmp_path, levels=tmp_path, python=tmp_path, runtime=runtime, origins=origins))
+    here, there = Place(None, "python", {"id": "cpu"}, rehearsal=True), Place("engine", "python3", {"id": "image"})
+    pipe.__dict__.update(cpu_place=here, place=there)
+    found = pipe.place_of("cpu")
+    assert (found.runtime, found.rehearsal) == ("engine" if contained else None, True)
+    assert found.image == ({"id": "image", "cpu": "cpu"} if contained else {"id": "cpu"})

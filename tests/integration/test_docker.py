@@ -484,3 +484,22 @@ def test_a_log_that_is_silent_for_a_minute_is_no_end(silent: Callable[[], tuple[
 def test_no_container_of_ours_is_left(client: DockerClient, image: str) -> None:
     ours = client.containers.list(all=True, filters={"label": "nemo-rl-e2e.workspace=integration"})
     assert [c.name for c in ours] == []
+
+
+def test_a_new_pin_is_proposed_from_what_the_registry_has(
+    client: DockerClient, image: str, registry: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tasks.image_update import update
+
+    path, told = tmp_path / "images.yaml", list[str]()
+    path.write_text(f"schema: 1\nimages:\n  ci:\n    reference: {registry}/t/pin:1\n    digest: null\n")
+    digest = _variant(client, image, f"{registry}/t/pin:1", "LABEL a=1")
+    engine = Docker(host=HOST)
+    assert update(engine, "ci", path=path, say=told.append) == 0
+    assert f"+    digest: {digest}\n" in capsys.readouterr().out
+    assert images.load_pins(path)["ci"].digest is None
+    assert update(engine, "ci", path=path, apply=True, say=told.append) == 0
+    assert images.resolve_container("ci", engine, require_pinned=True, pins=path).digest == digest
+    moved = _variant(client, image, f"{registry}/t/pin:1", "LABEL a=2")
+    assert update(engine, None, path=path, say=told.append) == 0
+    assert [f"-    digest: {digest}", f"+    digest: {moved}"] == capsys.readouterr().out.splitlines()[-2:]

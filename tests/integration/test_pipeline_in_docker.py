@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
 
 from tests.conftest import run_git
-from tests.integration.conftest import HOST
+from tests.integration.conftest import HOST, REF
 from tests.miniature import Miniature
 
 pytestmark = pytest.mark.docker
@@ -50,3 +51,32 @@ def test_without_an_engine_it_is_blocked_and_says_where_it_looked(mini):
     done = mini.doit("level0", "runtime=docker", f"image={mini.image}", DOCKER_HOST="unix:///does/not/exist.sock")
     assert done.rc == 2
     assert "/does/not/exist.sock" in done.out
+
+
+def test_an_image_is_built_once_for_its_inputs_and_tells_what_is_inside(mini, client):
+    files = {
+        "docker/Dockerfile": "ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nARG NEMO_RL_COMMIT\n"
+        "ENV NEMO_RL_COMMIT=${NEMO_RL_COMMIT}\nCOPY docker/METADATA /opt/torch-2.0.dist-info/METADATA\n",
+        "docker/METADATA": "Name: torch\nVersion: 2.0\nLicense-Expression: BSD-3-Clause\n",
+    }
+    for name, text in files.items():
+        (mini.nemo_rl / name).parent.mkdir(exist_ok=True)
+        (mini.nemo_rl / name).write_text(text)
+    words = ("image", "build", "runtime=docker", f"args=BASE_IMAGE={REF}", f"build={mini.build}")
+    first = mini.doit(*words, DOCKER_HOST=HOST)
+    assert first.rc == 0, first.out
+    assert "SBOM: " in first.out, first.out
+    (sbom,) = mini.build.glob("*/images/*.sbom.json")
+    assert ["torch", "2.0", "BSD-3-Clause", "/opt"] in json.loads(sbom.read_text())["pip"]
+    (record,) = mini.build.glob("*/records/image-build/_/*.json")
+    built = json.loads(record.read_text())["artefact"]
+    made = client.images.get(built["id"])
+    assert made.id in first.out
+    assert f"NEMO_RL_COMMIT={run_git(mini.nemo_rl, 'rev-parse', 'HEAD').strip()}" in made.attrs["Config"]["Env"]
+    again = mini.doit(*words, DOCKER_HOST=HOST)
+    assert "is built already" in again.out
+    (mini.nemo_rl / "docker/METADATA").write_text("Name: torch\nVersion: 2.1\n")
+    assert "is built already" not in mini.doit(*words, DOCKER_HOST=HOST).out
+    (mini.nemo_rl / "docker/Dockerfile").write_text("ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nRUN false\n")
+    broken = mini.doit(*words, DOCKER_HOST=HOST)
+    assert (broken.rc, "Result: Blocked - image build: " in broken.out) == (2, True), broken.out
