@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 CLUSTER = Path(os.environ.get("SLURM_CONF") or "/nonexistent/slurm.conf").parent
+CONF = (CLUSTER / "slurm.conf").read_text() if (CLUSTER / ".e2e-slurm").exists() else ""
+NODES = re.findall(r"^NodeName=(\S+)", CONF, re.MULTILINE) or ["n1", "n2"]
 pytestmark = pytest.mark.slurm
 
 
@@ -101,7 +104,7 @@ class Runner:
 @pytest.fixture(scope="module")
 def limited(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """Start a job of one minute, Slurm's shortest limit, while the other tests run."""
-    runner = Runner(tmp_path_factory.mktemp("limit"), "sleep 300", site=Site(("--nodelist=n2",), time_s=60.0))
+    runner = Runner(tmp_path_factory.mktemp("limit"), "sleep 300", site=Site((f"--nodelist={NODES[1]}",), time_s=60.0))
     found: dict[str, Any] = {"runner": runner}
     thread = threading.Thread(target=lambda: found.update(ended=runner.run()))
     thread.start()
@@ -137,7 +140,7 @@ def test_a_container_that_cannot_be_had_is_not_started_and_its_node_is_avoided(t
     ended = runner.run()
     assert ended.reason == "not_started"
     assert "failed to import docker image" in ended.detail
-    assert runner.runtime.bad <= {"n1", "n2"}
+    assert runner.runtime.bad <= set(NODES)
     assert runner.runtime.bad
 
 
@@ -224,7 +227,7 @@ def test_a_node_that_is_drained_lets_its_job_end_and_takes_no_other(tmp_path):
 
 
 def test_a_node_that_goes_down_is_named_and_avoided(tmp_path):
-    runner = Runner(tmp_path, "echo up; sleep 300", site=Site(("--nodelist=n1",)))
+    runner = Runner(tmp_path, "echo up; sleep 300", site=Site((f"--nodelist={NODES[0]}",)))
     nodes: list[str] = []
 
     def down() -> None:
