@@ -304,38 +304,6 @@ class Report(Query):
             serve.serve(page.parent, page.name)
 
 
-class Test(Query):
-    """Lint and test this project."""
-
-    name = "test"
-    doc_purpose = "ruff, mypy --strict and pytest: what CI calls"
-    doc_usage = "[PATH...]"
-
-    def answer(self, now: Invocation, words: Sequence[str], *, as_json: bool) -> int:
-        """Run all three and return 1 if one is not content."""
-        import subprocess
-
-        from tasks.settings import ROOT
-
-        python = sys.executable
-        steps = (
-            [python, "-m", "ruff", "check", "."],
-            [python, "-m", "ruff", "format", "--check", "."],
-            [python, "-m", "mypy"],
-            [python, "-m", "pytest", "-q", "-n", "auto", "--maxprocesses=8", "--dist=loadfile", *words],
-        )
-        failed = []
-        for argv in steps:
-            print(f"$ {' '.join(argv[1:])}", flush=True)
-            if subprocess.run(argv, cwd=ROOT, check=False).returncode:
-                failed.append(argv[2])
-        print(
-            f"Result: {'Fail' if failed else 'Pass'} - "
-            + (", ".join(failed) + " not content" if failed else "lint, types and tests")
-        )
-        return 1 if failed else 0
-
-
 class Checks(Query):
     """Read the checks out of an upstream script, or compare levels.yaml with the checkout."""
 
@@ -364,34 +332,6 @@ class Checks(Query):
                 lines += [f"{case.id}: {text}" for text in script_checks.drift(script_checks.as_upstream(case), script)]
         print(json.dumps(lines) if as_json else "\n".join(lines) or "no drift")
         return 1 if lines else 0
-
-
-class Bench(Query):
-    """Measure against peers."""
-
-    name = "bench"
-    doc_purpose = "benchmarks of this project against peers, as ratios of one run; also build/bench/bench.json"
-
-    def answer(self, now: Invocation, words: Sequence[str], *, as_json: bool) -> int:
-        """Run each benchmark in a process of its own and gather the rows."""
-        import subprocess
-
-        from tasks.files import write_json
-        from tasks.settings import ROOT
-
-        home = now.settings.build / "bench"
-        home.mkdir(parents=True, exist_ok=True)
-        rows: list[Any] = []
-        for name, *extra in (("noop",), ("metrics", *([] if "full" in words else ["--quick"])), ("triage",)):
-            part = home / f"{name}.json"
-            argv = [sys.executable, str(ROOT / f"bench/bench_{name}.py"), *extra, "--json", str(part)]
-            done = subprocess.run(argv, cwd=ROOT, check=False, stdout=sys.stderr if as_json else None)
-            if done.returncode:
-                raise UserError(f"bench_{name}.py ended with rc {done.returncode}")
-            rows += read_json(part) or []
-        write_json(home / "bench.json", rows)
-        print(json.dumps(rows, indent=1) if as_json else f"Result: Pass - {len(rows)} rows in {home / 'bench.json'}")
-        return 0
 
 
 class Vendor(Query):
