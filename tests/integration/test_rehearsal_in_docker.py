@@ -47,7 +47,7 @@ def test_sft_megatron_passes_in_a_container_and_swapped_names_are_found(tmp_path
     (tmp_path / "build").mkdir()
     (tmp_path / "build" / "cpu").symlink_to(home)
     archive = tmp_path / "rehearsal.tar"
-    identity = ci_image.build(archive, REF, programs=["git"], mounted=[made.python.parent.parent])
+    identity = ci_image.build(archive, REF, packages=["git", "make", "g++"], mounted=[made.python.parent.parent])
     client.images.load(archive.read_bytes())
     before = [run_git(tree, "status", "--porcelain", "--ignored") for tree in (bridge, nemo_rl)]
     words = (nemo_rl, tmp_path / "build", "runtime=docker", f"image={identity}")
