@@ -113,7 +113,8 @@ def test_why_gives_the_chain_of_what_is_there_now(edited: Told) -> None:
     assert "1.5 at step 1, limit &lt; 1.05" in (mini.workspace / "report/index.html").read_text()
     assert failed.case["chain"] == [link.text for link in told(mini)]
     shown = json.loads(mini.doit("why", "level0.train", "--json").out)
-    assert shown[2]["chain"][0]["file"].endswith("/metrics.json")
+    check = next(stage for stage in shown if stage["task"].startswith("check:"))
+    assert check["chain"][0]["file"].endswith("/metrics.json")
     run_git(mini.bridge, "checkout", "-q", ".")  # the newest record is the Fail, that of this tree the Pass
     assert told(mini) == edited.chain
     mini.levels.write_text(mini.levels.read_text().replace("gpus: 0", "gpus: 99"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tasks import digests, gpus, runs, snapshot
+from tasks import digests, gpus, resolution, runs, snapshot
 from tasks.attempts import Tree
 from tasks.digests import Entry
 from tests.miniature import Miniature
@@ -69,9 +69,9 @@ def test_a_script_that_the_change_renamed_blocks_its_case_before_anything_starts
     case = now.case("level0.train")
     assert runs.preflight(now, case, now.place) == []
     gone = replace(case, command=(), script="tests/functional/renamed.sh")
-    assert [(r.kind, r.text) for r in runs.preflight(now, gone, now.place)] == [
-        ("script", "not in this NeMo-RL: tests/functional/renamed.sh")
-    ]
+    done = resolution.execute(now, gone)
+    assert done.verdict == "Blocked"
+    assert [(r.kind, r.text) for r in done.reasons] == [("script", "not in this NeMo-RL: tests/functional/renamed.sh")]
 
 
 def test_another_gpu_model_count_or_driver_asks_for_another_run(tmp_path: Path) -> None:
