@@ -295,7 +295,7 @@ def registry_digest(client: DockerClient, tag: str) -> tuple[str | None, str]:
 def _pull(client: DockerClient, repo: str, digest: str, progress: Callable[[str], None]) -> EngineImage:
     """Pull by digest with a progress line a second; UserError with the engine's words."""
     progress(f"pulling {repo}@{digest}")
-    last, layers = time.monotonic(), dict[str, tuple[int, int]]()
+    last, said, layers = time.monotonic(), "", dict[str, tuple[int, int]]()
     usual, client.api.timeout = client.api.timeout, PULL_QUIET_S
     try:
         for event in client.api.pull(repo, tag=digest, stream=True, decode=True):
@@ -305,7 +305,10 @@ def _pull(client: DockerClient, repo: str, digest: str, progress: Callable[[str]
             if layers and time.monotonic() > last + 1:
                 last = time.monotonic()
                 done, total = (sum(column) / 1e9 for column in zip(*layers.values(), strict=True))
-                progress(f"pulling {repo}: {done:.2f} of {total:.2f} GB in {len(layers)} layers known so far")
+                text = f"pulling {repo}: {done:.2f} of {total:.2f} GB in {len(layers)} layers known so far"
+                if text != said:  # unpacking takes longer than the network, and has nothing to tell
+                    progress(text)
+                said = text
     finally:
         client.api.timeout = usual
     return client.images.get(f"{repo}@{digest}")
