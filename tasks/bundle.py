@@ -50,10 +50,16 @@ class Found:
 
 
 def find(now: Invocation, word: str) -> Found:
-    """Return the attempt called `word`: its id, its folder, or a case (its last attempt). UserError otherwise."""
+    """Return the attempt called `word`: its id, its folder, or a case; UserError otherwise.
+
+    Of a case it is the attempt that speaks for the trees as they are now, else the newest: as `doit why` has it.
+    """
+    from tasks import why
+
     root = now.workspace.root
     matches = [p for p in root.glob("attempts/*/*") if word in (p.name, os.fspath(p), os.fspath(p.relative_to(root)))]
-    matches = matches or sorted(root.glob(f"attempts/{word.replace('*', '')}/*"))[-1:]
+    if not matches and (speaks := why.record_of(now, now.run(now.case(word)))):
+        matches = [root / one["path"] for one in speaks.artefact["attempts"][-1:]]
     if len(matches) != 1:
         raise UserError(f"{word}: no attempt of {now.workspace.name}; `doit why CASE` and the report name them")
     folder, path = matches[0], os.fspath(matches[0].relative_to(root))

@@ -109,6 +109,8 @@ class Run(DoitRun):  # type: ignore[misc]  # doit has no types
         known = [*(task.name for task in getattr(self, "task_list", [])), *self.config.get("COMMAND", {})]
         near = difflib.get_close_matches(wrong, known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
+        if wrong in known:  # a command of its own, behind another one
+            hint = f": it is a command, so it comes first (doit {wrong} ...)"
         return UserError(f"unknown level, case or command {wrong!r}{hint} (doit levels)")
 
 

@@ -134,15 +134,21 @@ def build(pipe: Pipeline, engine: Docker, *, target: str, args: str | None, say:
 
 def inventory(client: DockerClient, image: str) -> dict[str, Any]:
     """Return the Debian packages and Python distributions inside an image; UserError where its python3 cannot tell."""
-    from docker.errors import APIError, ContainerError
+    from docker.errors import APIError
 
     labels = {LABEL: "1", f"{LABEL}.owner": str(this_owner())}
     try:
-        output = client.containers.run(
-            image, ["-I", "-c", INVENTORY], entrypoint=["python3"], network_mode="none", labels=labels, remove=True,
-        )  # fmt: skip
+        container = client.containers.create(
+            image, ["-I", "-c", INVENTORY], entrypoint=["python3"], network_mode="none", labels=labels
+        )
+        try:  # not run(remove=True): a busy engine may remove the container before its log is read
+            container.start()
+            container.wait()
+            output = container.logs(stdout=True, stderr=False)
+        finally:
+            container.remove(force=True)
         told: dict[str, Any] = json.loads(output.splitlines()[-1])
-    except (APIError, ContainerError, ValueError, IndexError) as error:
+    except (APIError, ValueError, IndexError) as error:
         raise UserError(f"image build: python3 in {image} does not tell what is inside: {said(error)}") from error
     return told
 

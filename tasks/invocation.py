@@ -65,8 +65,11 @@ class Invocation(Pipeline):
 
     def repeatable(self) -> Iterator[tuple[Case, tuple[str, ...]]]:
         """Yield the cases that the command line wants repeated, each with the tasks that must be a Pass before."""
+        from tasks import repeat
+
         for word in sys.argv[1:]:
             if word.startswith("repeat:"):
+                repeat.times(self.settings.arguments)  # a wrong n= is told before anything is started
                 case = self.case(word.removeprefix("repeat:"))
                 name = self.environment_of(case)
                 suites = () if name else self.levels.levels[case.level].suites

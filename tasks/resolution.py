@@ -36,16 +36,7 @@ PATHS = {kind: f"/e2e/{kind}" for kind in ("attempt", "bridge", "mcore", "nemo_r
 
 def inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
     """Return what a resolution depends on: the checkout, the interpreter, the case and the user's overrides."""
-    name = pipe.environment_of(case)
-    place, trees = pipe.place_of(name), pipe.trees(baseline=name == "baseline")
-    return {
-        **{kind: trees[kind].components[kind] for kind in {"nemo_rl", case.repo}},
-        "image": sha256_json(place.image),
-        "definition": sha256_json(case.run_definition()),
-        "overrides": sha256_json(list(runs.user_overrides(pipe))),
-        "code": pipeline.code(*CODE),
-        **pipeline.environment_inputs(case.env),
-    }
+    return {**runs.stated(pipe, case, {"nemo_rl", case.repo}), "code": pipeline.code(*CODE)}
 
 
 def digest(pipe: Pipeline, case: Case) -> str:

@@ -18,7 +18,7 @@ from tasks.files import read_json, sha256_json, write_json
 from tasks.verdict import Reason, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from contextlib import AbstractContextManager
 
     from tasks.attempts import Command, Place, Tree
@@ -44,21 +44,29 @@ def argv(pipe: Pipeline, case: Case) -> tuple[str, ...]:
     return (*case.argv(), *models.overrides(case), *user_overrides(pipe))
 
 
+def stated(pipe: Pipeline, case: Case, kinds: Iterable[str]) -> dict[str, str]:
+    """Return what a case's config and its run both depend on: trees of `kinds`, image, definition, environment."""
+    name = pipe.environment_of(case)
+    place, trees = pipe.place_of(name), pipe.trees(baseline=name == "baseline")
+    return {
+        **{kind: trees[kind].components[kind] for kind in kinds},
+        "image": sha256_json(place.image),
+        "definition": sha256_json(case.run_definition()),
+        "overrides": sha256_json(list(user_overrides(pipe))),
+        **pipeline.environment_inputs(case.env),
+    }
+
+
 def inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
     """Return the parts of a case's input digest (design.md, "Words")."""
     from tasks import resolution
 
     name = pipe.environment_of(case)
-    place, trees = pipe.place_of(name), pipe.trees(baseline=name == "baseline")
     return {
-        **{kind: trees[kind].components[kind] for kind in checkouts.TREES if kind in case.reaches},
-        "image": sha256_json(place.image),
-        "definition": sha256_json(case.run_definition()),
-        "overrides": sha256_json(list(user_overrides(pipe))),
+        **stated(pipe, case, (kind for kind in checkouts.TREES if kind in case.reaches)),
         "config": resolution.digest(pipe, case),
         "gpus": pipe.gpus.label() if case.gpus and name != "cpu" else "none",
-        "runtime": place.runtime.name,
-        **pipeline.environment_inputs(case.env),
+        "runtime": pipe.place_of(name).runtime.name,
     }
 
 

@@ -101,7 +101,7 @@ def explain(now: Invocation, stage: Stage) -> tuple[str, list[Reason]]:
     proof = next(iter(latest.evidence), None)
     if proof:
         told.append(
-            Reason("evidence", proof, f"evidence: {now.workspace.root / proof} and {len(latest.evidence) - 1} more")
+            Reason("evidence", proof, f"evidence: {now.workspace.root / proof}" + _more(len(latest.evidence) - 1))
         )
     if stage.kind in ("metrics", "check"):
         return "follows its run", told
@@ -138,3 +138,7 @@ def _component(name: str, files: Mapping[str, Sequence[str]], digest: str | None
 
     entries = {path: Entry(*entry) for path, entry in files.items()}
     return any(digest_of(entries, patterns) == digest for kind, patterns in COMPONENTS.items() if kind.startswith(name))
+
+
+def _more(count: int) -> str:
+    return f" and {count} more" if count else ""

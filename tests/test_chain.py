@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tasks import chain, settings
+from tasks import bundle, chain, settings
 from tasks.invocation import Invocation
 from tasks.triage.signatures import KINDS
 from tasks.why import chain_of
@@ -117,6 +117,7 @@ def test_why_gives_the_chain_of_what_is_there_now(edited: Told) -> None:
     assert check["chain"][0]["file"].endswith("/metrics.json")
     run_git(mini.bridge, "checkout", "-q", ".")  # the newest record is the Fail, that of this tree the Pass
     assert told(mini) == edited.chain
+    assert bundle.find(now_of(mini), "level0.train").folder == mini.attempts()[0]
     mini.levels.write_text(mini.levels.read_text().replace("gpus: 0", "gpus: 99"))
     now = now_of(mini)
     now.execute(now.run(now.case("level0.train")))
