@@ -27,8 +27,8 @@ SCHEMA = 1
 
 
 def utc_now() -> str:
-    """Return the time as reports carry it: UTC, whole seconds, Z."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    """Return the time as records carry it: UTC, Z, milliseconds, since a probe and the run before it may share a second."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def input_digest(inputs: Mapping[str, str]) -> str:

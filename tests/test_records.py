@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -38,6 +39,16 @@ def test_going_back_finds_the_earlier_record(tmp_path):
     saved(tmp_path, inputs={"bridge": "b"}, finished="2026-01-02T00:00:00Z")
     assert Records(tmp_path).find("run", "level0.x", {"bridge": "a"}) is not None
     assert Records(tmp_path).latest("run", "level0.x").inputs == {"bridge": "b"}
+
+
+def test_of_two_records_of_one_second_the_later_is_the_newest(tmp_path):
+    times = []
+    for bridge in "abcd":
+        times.append(records.utc_now())
+        saved(tmp_path, inputs={"bridge": bridge}, finished=times[-1])
+        time.sleep(0.002)  # the clock's resolution, not a wait for something
+    assert Records(tmp_path).latest("run", "level0.x").inputs == {"bridge": "d"}
+    assert len(set(times)) == len(times)
 
 
 @pytest.mark.parametrize(
