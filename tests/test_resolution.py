@@ -102,6 +102,21 @@ def test_a_config_whose_path_the_script_computes_is_not_resolved(tmp_path: Path)
     assert answer["notes"] == ["config not resolved: the script computes $TEMP"]
 
 
+def recorded(mini: Miniature) -> list[dict[str, Any]]:
+    """Return the records of level0.train."""
+    return [json.loads(path.read_text()) for path in mini.workspace.glob("records/*/level0.train/*.json")]
+
+
+def test_an_answer_of_a_loader_that_did_not_end_well_is_none(tmp_path: Path) -> None:
+    mini = Miniature(tmp_path)
+    mini.levels.write_text(LEVELS.replace("command: [python, train.py]", "command: [python, examples/run_mini.py]"))
+    loader = mini.nemo_rl / "nemo_rl/utils/config.py"
+    loader.write_text(loader.read_text() + "import atexit, os\natexit.register(os._exit, 3)\n")
+    dead = mini.doit("config:level0.train")
+    assert (dead.rc, dead.report["result"]) == (2, "Blocked"), dead.out
+    assert "config loader gave no answer" in dead.out
+
+
 def test_what_cannot_count_is_blocked_before_the_run_and_a_good_config_is_resolved_once(tmp_path: Path) -> None:
     mini = Miniature(tmp_path)
     text = LEVELS.replace("command: [python, train.py]", "command: [python, examples/run_mini.py]")
@@ -124,6 +139,9 @@ def test_what_cannot_count_is_blocked_before_the_run_and_a_good_config_is_resolv
     assert mini.doit(config).rc == 0
     asked = sorted((mini.workspace / "attempts/config").iterdir())
     assert len(mini.attempts()) == 1
+    of = {stage: record for record in recorded(mini) for stage in [record["stage"]]}
+    assert of["run"]["inputs"]["config"] == of["config"]["artefact"]["digest"]
+    assert len(of["config"]["artefact"]["digest"]) == 64
     assert mini.doit(config, "fresh=1").rc == 0
     assert len(mini.attempts()) == 2
     assert sorted((mini.workspace / "attempts/config").iterdir()) == asked
