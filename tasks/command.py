@@ -6,6 +6,7 @@ import difflib
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from doit import doit_cmd
@@ -131,8 +132,8 @@ def _internal(error: Exception) -> UserError:
     """Keep the traceback of a fault of ours in a file, and say where."""
     import traceback
 
-    path = settings.ROOT / "build" / "internal-error.txt"
-    path.parent.mkdir(exist_ok=True)
+    path = Path(os.environ.get("E2E_BUILD_DIR") or settings.ROOT / "build") / "internal-error.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
     return UserError(f"internal error: {type(error).__name__}: {error}; please report {path}")
 
@@ -201,11 +202,3 @@ class Changed(Run):
             print("Result: Pass - the change calls for no level")
             raise SystemExit(0)
         return [*found, *(word for word in names if word.startswith("-"))]
-
-
-def main() -> int:
-    """Be `nemo-rl-e2e`: doit in the project's folder, with the same words."""
-    from doit.doit_cmd import DoitMain
-
-    os.chdir(settings.ROOT)
-    return int(DoitMain().run(sys.argv[1:]))

@@ -27,7 +27,7 @@ SCHEMA = 1
 
 
 def utc_now() -> str:
-    """Return the time as records carry it: UTC, Z, milliseconds, since a probe and the run before it may share a second."""
+    """Return the time as records carry it: UTC, Z; in milliseconds, as a probe may follow a run in the same second."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -133,9 +133,13 @@ ACCEPTED = {
 # How packages without a License-Expression write one of them; whatever is not listed is refused.
 SPELT = {
     "3-Clause BSD License": "BSD-3-Clause", "Apache 2.0": "Apache-2.0", "Apache Software License": "Apache-2.0",
-    "BSD": "BSD-3-Clause", "BSD License": "BSD-3-Clause", "MIT License": "MIT",
+    "BSD 2-Clause License": "BSD-2-Clause", "BSD": "BSD-3-Clause", "BSD License": "BSD-3-Clause", "MIT License": "MIT",
     "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
 }  # fmt: skip
+
+
+# Programs that the lint step starts: nothing of ours imports them or hands them on.
+STARTED = {("yamllint", "GPL-3.0-or-later")}
 
 
 def stated(metadata: Message) -> str:
@@ -161,7 +165,9 @@ def test_every_pinned_package_has_an_accepted_licence(name: str) -> None:
     except importlib.metadata.PackageNotFoundError:
         pytest.skip(f"{name} is not installed here (another platform or Python)")
     text = stated(metadata)  # type: ignore[arg-type]
-    assert is_accepted(text), f"{name}: {text or 'states none'}; accept it in ACCEPTED, or do without the package"
+    assert is_accepted(text) or (name, text) in STARTED, (
+        f"{name}: {text or 'states none'}; accept it in ACCEPTED, or do without the package"
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ let
 
   # Attributes seen in nixpkgs. A requirement that is missing here is an evaluation error: look it up there first.
   seen = [
-    "docker" "doit" "hypothesis" "jinja2" "junit-xml" "junitparser" "lxml" "lxml-stubs" "mypy" "numpy"
+    "docker" "doit" "hatchling" "hypothesis" "import-linter" "jinja2" "junit-xml" "junitparser" "lxml" "lxml-stubs" "mypy" "numpy"
     "jsonschema" "mkdocs" "pydantic" "pytest" "pytest-timeout" "pytest-xdist" "python-on-whales" "pyyaml" "rich" "ruff"
     "selenium" "tensorboard"
-    "types-protobuf" "types-pyyaml"
+    "types-protobuf" "types-pyyaml" "yamllint"
   ];
   packages = builtins.listToAttrs (map (name: { inherit name; value = empty "stub-${name}" { }; }) seen);
 in

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 NAMES = ("junit.xml", "summary.md", "index.html", "report.json")
-SCHEMA = Path(__file__).parents[2] / "docs" / "schema" / f"report-{SCHEMA_VERSION}.json"
 
 
 def overall(report: Mapping[str, Any]) -> tuple[Verdict, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -176,7 +177,7 @@ def test_without_a_checkout_the_packed_sources_run_and_state_lies_with_the_calle
     builder: Flake, runner: Path, tmp_path: Path
 ) -> None:
     shutil.copy2(ROOT / "levels.yaml", tmp_path / "mine.yaml")
-    packed = Path(runner.read_text().split("packed=")[1].split("\n")[0])
+    packed = Path(re.findall(r"/\S+(?=/tasks/installed\.py)", runner.read_text())[0])
     environment = {**os.environ, "E2E_STUB_PYTHON": sys.executable}
     for name in ("E2E_BUILD_DIR", "PYTHONDONTWRITEBYTECODE"):
         environment.pop(name, None)
