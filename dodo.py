@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tasks.levels import Case
-    from tasks.pipeline import Stage
+    from tasks.stage import Stage
 
 
 PIPE = invocation.current()

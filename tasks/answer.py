@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 from tasks import __version__
 from tasks.errors import UserError
 from tasks.files import read_json, sha256_json
+from tasks.reason import Reason, Verdict
 from tasks.settings import ROOT
-from tasks.verdict import Reason, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tasks.invocation import Invocation
     from tasks.levels import Case, Suite
-    from tasks.pipeline import Outcome
     from tasks.records import Record
+    from tasks.stage import Outcome
 
 ATTEMPT_KEYS = ("id", "path", "rc", "reason", "started", "duration_s", "gpus")
 STAGES = ("image", "sync", "cpu", "probe", "probe-cpu", "probe-baseline")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks import bytecode, cpu, environment, inflight, snapshot
 from tasks.files import read_json, sha256_json, write_json
-from tasks.runtimes import Job, Mount
+from tasks.runtimes.job import Job, Mount
 from tasks.settings import ROOT
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tasks.cpu import CpuEnvironment
-    from tasks.runtimes import Runtime
+    from tasks.runtimes.job import Runtime
 
 AGENT = ROOT / "containers"
 TERM_GRACE_S = 10.0

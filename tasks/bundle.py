@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from tasks import __version__, environment, rebuild
 from tasks.errors import UserError
 from tasks.files import json_bytes, read_json, sha256_file, sha256_json, write_bytes
-from tasks.queries import Query
-from tasks.verdict import Verdict
+from tasks.query import Query
+from tasks.reason import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,7 +11,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from tasks.verdict import Reason
+from tasks.reason import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -26,15 +26,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.grammar import Absolute, Arithmetic, Call, Check, CheckSyntaxError, Constant, Series, Value, parse
+from tasks.reason import Verdict
 from tasks.trends import NoAnswerError, Points, window
-from tasks.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tasks.grammar import Node
 
-__all__ = ["Check", "CheckResult", "CheckSyntaxError", "evaluate", "history", "main", "parse", "weaknesses"]
+__all__ = ["Check", "CheckResult", "CheckSyntaxError", "evaluate", "history", "main", "parse"]
 
 NON_FINITE = ("NaN", "Infinity", "-Infinity")  # how metrics.json spells them (tasks/metrics.py)
 WORST_IS_LARGEST = frozenset({"<", "<="})
@@ -308,13 +308,6 @@ def history(value: float | str | None, earlier: Sequence[float]) -> str | None:
     low, high = min(known), max(known)
     outside = "" if low <= value <= high else f", outside {low:.4g} to {high:.4g}"
     return f"usually {middle} ({len(known)} earlier records), now {now}{outside}"
-
-
-def weaknesses(check: Check) -> tuple[str, ...]:
-    """Return what the check cannot show; see tasks/weaknesses.py. "never fails" and "never passes" are errors."""
-    from tasks.weaknesses import weaknesses as tried
-
-    return tried(check)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +15,13 @@ from doit.exceptions import InvalidCommand, InvalidDodoFile, InvalidTask
 
 from tasks import invocation, settings
 from tasks.errors import UserError
+from tasks.query import opt_json, say_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
 
-    from tasks.verdict import Verdict
+    from tasks.reason import Verdict
 
 USAGE = """\
 doit level0 [name=value ...]     is NeMo-RL level 0 up to date for this Bridge? runs what is stale
@@ -29,18 +29,6 @@ doit levels | plan | status      what there is; what your change calls for; what
 doit why NAME | doctor           why something is stale or Blocked; every precondition on one page
 doit demo [fault=NAME]           the whole pipeline on generated miniatures, no GPU, no checkout
 Settings and commands: README.md. doit's own: doit help, doit list."""
-
-opt_json = {
-    "name": "as_json", "short": "", "long": "json", "type": bool, "default": False, "help": "one JSON event a line"
-}  # fmt: skip
-
-
-def say_error(error: Exception, verdict: str = "Blocked") -> int:
-    """Print a user's mistake as the contract asks: `error: ...`, then the Result line; return 2."""
-    text = str(error).strip() or type(error).__name__
-    print(f"error: {text}", file=sys.stderr)
-    print(f"Result: {verdict} - {text.splitlines()[0]}", flush=True)
-    return 2
 
 
 class Run(DoitRun):  # type: ignore[misc]  # doit has no types

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from doit.cmd_base import DoitCmdBase
 
 from tasks import settings
-from tasks.command import say_error
 from tasks.errors import UserError
+from tasks.query import say_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

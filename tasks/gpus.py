@@ -6,7 +6,7 @@ import re
 import subprocess
 from dataclasses import dataclass
 
-from tasks.verdict import Reason
+from tasks.reason import Reason
 
 TIMEOUT_S = 30
 _LINE = re.compile(r"GPU \d+: (?P<model>.+?) \(UUID: [^)]+\)")

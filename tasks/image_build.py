@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from tasks import digests, files, images, records
 from tasks.errors import UserError
-from tasks.runtimes import this_owner
 from tasks.runtimes.container import LABEL, said
+from tasks.runtimes.job import this_owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.images import Image as EngineImage
 
-    from tasks.runtimes import Runtime
     from tasks.runtimes.docker import Docker
+    from tasks.runtimes.job import Runtime
     from tasks.settings import Settings
 
 PINS = Path(__file__).resolve().parent.parent / "containers" / "images.yaml"
@@ -335,8 +335,8 @@ def fingerprint_inside(client: DockerClient, image: EngineImage) -> str | None:
     """Return the image's dependency fingerprint, read out of a container that is never started; None without one."""
     from docker.errors import NotFound
 
-    from tasks.runtimes import this_owner
     from tasks.runtimes.container import LABEL
+    from tasks.runtimes.job import this_owner
 
     labels = {LABEL: "1", f"{LABEL}.owner": str(this_owner())}
     container = client.containers.create(str(image.id), ["never-started"], labels=labels, network_mode="none")

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from tasks import answer, cpu, proof, records, settings
 from tasks.errors import UserError
-from tasks.pipeline import Outcome, Pipeline, Stage
-from tasks.verdict import Verdict
+from tasks.pipeline import Pipeline
+from tasks.reason import Verdict
+from tasks.stage import Outcome, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

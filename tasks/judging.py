@@ -11,10 +11,12 @@ import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tasks import pipeline, refit, verdict
+from tasks import refit, verdict
 from tasks.files import read_json, sha256_json, write_bytes, write_json
+from tasks.reason import Reason, Verdict
 from tasks.settings import ROOT
-from tasks.verdict import Evidence, Expectation, Origin, Reason, Verdict
+from tasks.stage import Done, code
+from tasks.verdict import Evidence, Expectation, Origin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,13 +25,13 @@ if TYPE_CHECKING:
     from tasks.checks import CheckResult
     from tasks.levels import Case
     from tasks.metrics import Overlap
-    from tasks.pipeline import Done, Pipeline
+    from tasks.pipeline import Pipeline
     from tasks.triage import LogFacts
 
 # our own files whose change makes an earlier verdict worthless
 JUDGES = (
     "tasks/verdict.py", "tasks/judging.py", "tasks/checks.py", "tasks/grammar.py", "tasks/trends.py",
-    "tasks/refit.py",
+    "tasks/refit.py", "tasks/reason.py",
     *(f"tasks/triage/{p.name}" for p in sorted((ROOT / "tasks/triage").iterdir()) if p.suffix in (".py", ".yaml")),
 )  # fmt: skip
 EARLIER = 30  # values of earlier runs that a check is shown among
@@ -56,7 +58,7 @@ def metrics_inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
     return {
         "run": _evidence_digest(pipe, case),
         "where": where,
-        "code": pipeline.code(
+        "code": code(
             "tasks/judging.py", "tasks/metrics.py", "tasks/eventfiles.py", "tasks/tfrecords.py", "tasks/crc32c.py"
         ),
     }
@@ -71,7 +73,7 @@ def merge(pipe: Pipeline, case: Case) -> Done:
     data = metrics.to_json(metrics.Merged(series=series, files=(), overlaps=()))
     write_bytes(folder / "metrics.json", data)
     name = os.fspath((folder / "metrics.json").relative_to(pipe.workspace.root))
-    return pipeline.Done({"metrics": name, "event_files": files}, evidence={name: _sha(data)})
+    return Done({"metrics": name, "event_files": files}, evidence={name: _sha(data)})
 
 
 def merged(case: Case, folder: Path) -> tuple[dict[str, Mapping[str, float]], list[dict[str, Any]]]:
@@ -127,7 +129,7 @@ def check_inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
         "metrics": sha256_json(dict(metrics.artefact)) if metrics else "",
         "expectation": sha256_json(asdict(expectation(case))),
         "probe": str(probe.verdict if probe else None),
-        "code": pipeline.code(*JUDGES),
+        "code": code(*JUDGES),
     }
 
 
@@ -252,7 +254,7 @@ def judge(pipe: Pipeline, case: Case) -> Done:
         folder / "verdict.json", {"case": case.id, "verdict": decision.verdict, "reasons": reasons, "steps": steps}
     )
     first = log.first if log else None
-    return pipeline.Done(
+    return Done(
         {
             "checks": checks,
             "steps": steps,

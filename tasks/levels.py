@@ -14,14 +14,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks import files
-from tasks.errors import UserError
+from tasks.errors import UserError, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 SOURCES = tuple(
     f"{name}.py"
-    for name in ("levels", "levels_schema", "levels_models", "levels_merge", "levels_rules", "marked_yaml", "checks")
+    for name in (
+        "levels",
+        "levels_schema",
+        "levels_models",
+        "levels_merge",
+        "levels_rules",
+        "marked_yaml",
+        "checks",
+        "grammar",
+        "weaknesses",
+    )
 )
 """The modules whose change makes a kept result worthless, beside the levels file itself."""
 
@@ -207,14 +217,6 @@ class Levels:
         if text in self.levels:
             return self.levels[text]
         raise UserError(f"{self.path}: unknown level {text!r}{suggest(text, self.levels)} (doit levels)")
-
-
-def suggest(text: str, known: Mapping[str, Any] | list[str] | tuple[str, ...]) -> str:
-    """Return `; did you mean 'x'?` for the nearest of `known`, or nothing."""
-    import difflib
-
-    near = difflib.get_close_matches(text, [str(k) for k in known], n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def load(path: Path, cache: Path | None = None, *, today: dt.date | None = None) -> Levels:

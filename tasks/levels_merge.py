@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tasks import levels_models as models
-from tasks.levels import suggest
+from tasks.errors import suggest
 
 if TYPE_CHECKING:
     from tasks.levels_rules import Notes

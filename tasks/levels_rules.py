@@ -10,7 +10,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tasks.levels import suggest
+from tasks.errors import suggest
 
 if TYPE_CHECKING:
     from tasks.marked_yaml import Marked, Place
@@ -189,7 +189,8 @@ def _checks(expressions: list[str], place: Place, notes: Notes, *, real_work: bo
 @cache
 def _tried(expression: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
     """Return the tags of a check, its weaknesses, and what is wrong with it; tried once however often it is used."""
-    from tasks.checks import CheckSyntaxError, parse, weaknesses
+    from tasks.checks import CheckSyntaxError, parse
+    from tasks.weaknesses import weaknesses
 
     try:
         check = parse(expression)

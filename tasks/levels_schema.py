@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 from tasks import levels_models as models
-from tasks.levels import suggest
+from tasks.errors import suggest
 from tasks.levels_merge import merged_case
 from tasks.levels_rules import Notes, case_rules
 from tasks.marked_yaml import FileError, Marked, Place, read

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tasks import gpus
-from tasks.console import Plain
+from tasks.faces import Plain
 
 if TYPE_CHECKING:
     from rich.text import Text

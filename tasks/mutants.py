@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tasks import attempts, proof, records
 from tasks.errors import UserError
 from tasks.files import read_json, write_json
-from tasks.queries import Query, table
+from tasks.query import Query, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,14 +11,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tasks import (
     attempts,
     cpu,
-    environment,
     gpus,
     images,
     inflight,
@@ -29,10 +28,10 @@ from tasks import (
 from tasks.attempts import Place, Tree
 from tasks.checkouts import TREES, Checkouts
 from tasks.errors import UserError
-from tasks.files import read_json, sha256_file, sha256_json, write_json
+from tasks.files import read_json, sha256_json, write_json
+from tasks.reason import Reason, Verdict
 from tasks.runtimes import choose
-from tasks.settings import ROOT
-from tasks.verdict import Reason, Verdict
+from tasks.stage import Done, Outcome, Stage, code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,44 +41,6 @@ if TYPE_CHECKING:
     from tasks.records import Record
     from tasks.runtimes.slurm_commands import Offer
     from tasks.settings import Settings
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one stage came to in this invocation; `record` holds its inputs and artefact, `cached` tells reuse."""
-
-    verdict: Verdict
-    reasons: tuple[Reason, ...] = ()
-    record: Record | None = None
-    cached: bool = False
-    why: str = ""  # it was done and not reused
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What executing a stage returns: its artefact, whether equal inputs may reuse it, and what proves it."""
-
-    artefact: Mapping[str, Any]
-    verdict: Verdict = Verdict.PASS
-    reasons: tuple[Reason, ...] = ()
-    reusable: bool = True
-    evidence: Mapping[str, str] = field(default_factory=dict)
-    gpus: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One box of the pipeline: who it is, what it depends on, how it is done. `inputs` is asked when its turn comes."""
-
-    kind: str
-    name: str
-    inputs: Callable[[], Mapping[str, str]]
-    execute: Callable[[], Done]
-
-    @property
-    def task(self) -> str:
-        """Return the doit task name, `kind:name`."""
-        return f"{self.kind}:{self.name}" if self.name else self.kind
 
 
 class Pipeline(Checkouts):
@@ -383,18 +344,8 @@ class Pipeline(Checkouts):
         return {"rehearse": "cpu", "baseline": "baseline"}.get(prefix, "")
 
 
-def code(*names: str) -> str:
-    """Return a digest of our own files whose change makes a result worthless."""
-    return sha256_json({name: sha256_file(ROOT / name) for name in names})
-
-
 def _in_checkout(reason: Reason, path_map: Mapping[str, str]) -> Reason:
     text = reason.text
     for run_time, checkout in path_map.items():
         text = text.replace(run_time, checkout)
     return replace(reason, text=text)
-
-
-def environment_inputs(case_env: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of an input digest that the environment makes: whitelisted values, never secrets."""
-    return {"environment": sha256_json({**environment.passed(os.environ), **case_env})}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tasks.verdict import Reason, Verdict
+from tasks.reason import Reason, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

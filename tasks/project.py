@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.errors import UserError
 from tasks.files import read_json, write_json
-from tasks.queries import Query
+from tasks.query import Query
 from tasks.settings import ROOT
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tasks import attempts, pipeline, proof_trace
+from tasks import attempts, proof_trace
 from tasks.errors import UserError
 from tasks.files import read_json, sha256_json
-from tasks.pipeline import Done, Stage
+from tasks.reason import Reason, Verdict
 from tasks.settings import ROOT
-from tasks.verdict import Reason, Verdict
+from tasks.stage import Done, Stage, code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -129,7 +129,7 @@ def inputs(pipe: Pipeline, family: str) -> dict[str, str]:
         "bridge": proof_trace.measured(pipe, family),
         "mcore": pipe.tree("mcore").components["mcore"],
         "image": sha256_json(pipe.cpu_place.image),
-        "code": pipeline.code(*program_files()),
+        "code": code(*program_files()),
         "family": family,
     }
 

@@ -5,52 +5,20 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
-
-from doit.cmd_base import Command
+from typing import TYPE_CHECKING
 
 from tasks import invocation
-from tasks.command import opt_json, say_error
 from tasks.errors import UserError
 from tasks.files import read_json
-from tasks.verdict import Verdict
+from tasks.query import Query, table
+from tasks.reason import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tasks.invocation import Invocation
     from tasks.plan import Plan as ChangePlan
-
-
-class Query(Command):  # type: ignore[misc]  # doit has no types
-    """A command that only looks. `answer` prints and returns the exit status."""
-
-    cmd_options = (opt_json,)
-    doc_usage = "[--json]"
-    doc_description = None
-
-    def execute(self, opt_values: Mapping[str, Any], pos_args: Sequence[str]) -> int:
-        """Answer; a user's mistake is one line and exit status 2."""
-        try:
-            words = [word for word in pos_args if word != "--json"]  # doit reads options in front of words only
-            as_json = bool(opt_values["as_json"]) or len(words) < len(pos_args)
-            return self.answer(invocation.current(), words, as_json=as_json)
-        except UserError as error:
-            return say_error(error)
-        except BrokenPipeError:
-            sys.stderr.close()  # `doit levels | head` is no error
-            return 0
-
-    def answer(self, now: Invocation, words: Sequence[str], *, as_json: bool) -> int:
-        """Print the answer."""
-        raise NotImplementedError
-
-
-def table(rows: Iterable[Sequence[str]], widths: Sequence[int]) -> None:
-    """Print rows in columns; the last one takes what it needs."""
-    for row in rows:
-        print("  ".join([*(f"{cell[:w]:{w}}" for cell, w in zip(row, widths, strict=False)), row[-1]]).rstrip())
 
 
 def states(now: Invocation) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.errors import UserError
 from tasks.files import read_json, sha256_file, sha256_json, write_json
-from tasks.verdict import Reason
+from tasks.reason import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -11,17 +11,18 @@ import secrets
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from tasks import chain, pipeline, records, runs
+from tasks import chain, records, runs
 from tasks.errors import UserError
 from tasks.files import write_bytes, write_json
-from tasks.verdict import Reason, Verdict, is_finite
+from tasks.reason import Reason, Verdict
+from tasks.stage import Outcome, Stage
+from tasks.verdict import is_finite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from tasks.invocation import Invocation
     from tasks.levels import Case
-    from tasks.pipeline import Outcome, Stage
     from tasks.records import Record
 
 TIMES = 5
@@ -60,14 +61,14 @@ def perform(now: Invocation, case: Case) -> Outcome:
         now.tell("row", f"repeat:{case.id}", text=line)
     now.tell("row", f"repeat:{case.id}", text=f"plot: {folder / 'repeat.html'}")
     reasons = tuple(Reason(**r) for r in found["reasons"])
-    outcome = pipeline.Outcome(Verdict(found["verdict"]), reasons, record)
+    outcome = Outcome(Verdict(found["verdict"]), reasons, record)
     now.outcomes[f"repeat:{case.id}"] = outcome
     return outcome
 
 
 def _once(now: Invocation, case: Case, token: str) -> dict[str, Any]:
     """Execute run, metrics and check of one attempt; return what the summary needs of them."""
-    run = pipeline.Stage(
+    run = Stage(
         "run",
         case.id,
         lambda: {**runs.inputs(now, case), "repeat": token},

@@ -23,8 +23,9 @@ from tasks.command import Run
 from tasks.errors import UserError
 from tasks.files import read_json, write_json
 from tasks.images import parse_reference
+from tasks.reason import Verdict
 from tasks.repeat import PREFIX
-from tasks.verdict import Verdict, is_finite
+from tasks.verdict import is_finite
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from tasks import attempts, config_rules, environment, pipeline, runs, script_calls
+from tasks import attempts, case_command, config_rules, environment, script_calls
 from tasks.errors import UserError
 from tasks.files import read_json, sha256_json, write_json
-from tasks.verdict import Reason, Verdict
+from tasks.reason import Reason, Verdict
+from tasks.stage import Done, code, stated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from tasks.attempts import Tree
     from tasks.levels import Case
-    from tasks.pipeline import Done, Pipeline
+    from tasks.pipeline import Pipeline
     from tasks.script_calls import Call
 
 TIMEOUT_S = 900.0  # importing torch from a cold network file system; the resolution itself takes a fraction of a second
@@ -36,7 +37,7 @@ PATHS = {kind: f"/e2e/{kind}" for kind in ("attempt", "bridge", "mcore", "nemo_r
 
 def inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
     """Return what a resolution depends on: the checkout, the interpreter, the case and the user's overrides."""
-    return {**runs.stated(pipe, case, {"nemo_rl", case.repo}), "code": pipeline.code(*CODE)}
+    return {**stated(pipe, case, {"nemo_rl", case.repo}), "code": code(*CODE)}
 
 
 def digest(pipe: Pipeline, case: Case) -> str:
@@ -53,10 +54,10 @@ def execute(pipe: Pipeline, case: Case) -> Done:
         calls = calls_of(pipe, case, trees)
     except UserError as error:
         verdict = Verdict.SKIPPED if case.optional else Verdict.BLOCKED
-        return pipeline.Done({}, verdict, (Reason("script", case.id, str(error)),), reusable=False)
+        return Done({}, verdict, (Reason("script", case.id, str(error)),), reusable=False)
     if not calls:
         note = f"config not resolved: {' '.join(case.argv()[:2])} starts none of NeMo-RL's training programs by itself"
-        return pipeline.Done({"digest": "none", "calls": [], "notes": [note]})
+        return Done({"digest": "none", "calls": [], "notes": [note]})
     with pipe.resolving:
         known = pipe.resolved.get(case.id)
         if known is None:
@@ -65,7 +66,7 @@ def execute(pipe: Pipeline, case: Case) -> Done:
     reasons = config_rules.judge(case, answers, {**environment.passed(os.environ), **case.env})
     verdict = Verdict.PASS if not reasons else Verdict.SKIPPED if case.optional else Verdict.BLOCKED
     shown = [{k: v for k, v in answer.items() if k != "errors"} for answer in answers]
-    return pipeline.Done(
+    return Done(
         {
             "attempt": os.fspath(folder.relative_to(pipe.workspace.root)),
             "digest": sha256_json([[answer["program"], answer["arguments"], answer["config"]] for answer in answers]),
@@ -79,7 +80,7 @@ def execute(pipe: Pipeline, case: Case) -> Done:
 
 def calls_of(pipe: Pipeline, case: Case, trees: Mapping[str, Tree]) -> tuple[Call, ...]:
     """Return the training calls of a case. Raises UserError where the checkout has no such script, or it is damaged."""
-    words, env = runs.words(pipe, case, pipe.place_of(pipe.environment_of(case)), PATHS)
+    words, env = case_command.words(pipe, case, pipe.place_of(pipe.environment_of(case)), PATHS)
     if case.script is None:
         return script_calls.of_command(words)
     path = trees[case.repo].path / case.script

@@ -13,17 +13,18 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks import attempts, checkouts, cpu, environment, gpus, inflight, pipeline, records, snapshot
-from tasks.files import read_json, sha256_json, write_json
-from tasks.verdict import Reason, Verdict
+from tasks import attempts, case_command, checkouts, cpu, environment, gpus, inflight, records, resolution, snapshot
+from tasks.files import read_json, write_json
+from tasks.reason import Reason, Verdict
+from tasks.stage import Done, stated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
     from tasks.attempts import Command, Place, Tree
     from tasks.levels import Case
-    from tasks.pipeline import Done, Pipeline
+    from tasks.pipeline import Pipeline
 
 # Ray and vLLM print seldom while they compile; a driver whose engine died says nothing for ever (cases.md 106).
 SILENCE_S = 1800.0
@@ -32,35 +33,8 @@ NOT_AGAIN = ("cancelled", "time_limit")  # somebody meant it, or it would only m
 KEPT_BYTES = 16 << 20  # larger outputs (checkpoints) are listed with size, not copied
 
 
-def user_overrides(pipe: Pipeline) -> tuple[str, ...]:
-    """Return the Hydra overrides of the command line."""
-    return pipe.settings.overrides
-
-
-def argv(pipe: Pipeline, case: Case) -> tuple[str, ...]:
-    """Return the command of a case as it would be typed in the NeMo-RL checkout, the user's overrides last."""
-    from tasks import models
-
-    return (*case.argv(), *models.overrides(case), *user_overrides(pipe))
-
-
-def stated(pipe: Pipeline, case: Case, kinds: Iterable[str]) -> dict[str, str]:
-    """Return what a case's config and its run both depend on: trees of `kinds`, image, definition, environment."""
-    name = pipe.environment_of(case)
-    place, trees = pipe.place_of(name), pipe.trees(baseline=name == "baseline")
-    return {
-        **{kind: trees[kind].components[kind] for kind in kinds},
-        "image": sha256_json(place.image),
-        "definition": sha256_json(case.run_definition()),
-        "overrides": sha256_json(list(user_overrides(pipe))),
-        **pipeline.environment_inputs(case.env),
-    }
-
-
 def inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
     """Return the parts of a case's input digest (design.md, "Words")."""
-    from tasks import resolution
-
     name = pipe.environment_of(case)
     return {
         **stated(pipe, case, (kind for kind in checkouts.TREES if kind in case.reaches)),
@@ -123,7 +97,7 @@ def execute(pipe: Pipeline, case: Case, retries: int | None = None) -> Done:
     reasons = preflight(pipe, case, place)
     if reasons:
         verdict = Verdict.SKIPPED if case.optional else Verdict.BLOCKED
-        return pipeline.Done({"attempts": []}, verdict, tuple(reasons), reusable=False)
+        return Done({"attempts": []}, verdict, tuple(reasons), reusable=False)
     trees = pipe.sound_trees(baseline=name == "baseline")
     tried: list[dict[str, Any]] = []
     most = pipe.settings.retries if retries is None else retries
@@ -145,7 +119,7 @@ def execute(pipe: Pipeline, case: Case, retries: int | None = None) -> Done:
             attempts.clear_work(pipe.workspace.root / one["path"])
     last = tried[-1]
     clean = last["reason"] == "exited" and last["rc"] == 0 and last["damage"] is None
-    return pipeline.Done(
+    return Done(
         {"attempts": tried, "command": _as_run(pipe, tried[-1], case)},
         reusable=clean, evidence=proof, gpus=pipe.gpus.models[: case.gpus],
     )  # fmt: skip
@@ -154,26 +128,12 @@ def execute(pipe: Pipeline, case: Case, retries: int | None = None) -> Done:
 def _as_run(pipe: Pipeline, last: Mapping[str, Any], case: Case) -> list[str]:
     """Return the exact command of an attempt, as its spec has it."""
     spec = read_json(pipe.workspace.root / last["path"] / "spec.json") or {}
-    return list(spec.get("argv") or argv(pipe, case))
-
-
-def words(pipe: Pipeline, case: Case, place: Place, paths: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Return command and variables with `paths` in place of `{attempt}`, `{bridge}`, `{mcore}`, `{nemo_rl}`."""
-    words, env = list(argv(pipe, case)), dict(case.env)
-    plan = case.rehearsal if place.rehearsal else None
-    if place.cpu and plan:
-        data = place.cpu.data / plan.data if plan.data else place.cpu.data
-        words = list(cpu.substitute(words, place.cpu, plan.model, data=data))
-        env = {key: cpu.substitute([value], place.cpu, plan.model, data=data)[0] for key, value in env.items()}
-    for kind, path in paths.items():
-        words = [word.replace(f"{{{kind}}}", path) for word in words]
-        env = {key: value.replace(f"{{{kind}}}", path) for key, value in env.items()}
-    return words, env
+    return list(spec.get("argv") or case_command.argv(pipe, case))
 
 
 def _command(pipe: Pipeline, case: Case, paths: Mapping[str, str], place: Place) -> Command:
     """Return the command of one attempt."""
-    found, env = words(pipe, case, place, paths)
+    found, env = case_command.words(pipe, case, place, paths)
     plan = case.rehearsal if place.rehearsal else None
     if found[0] == "python":
         found[0] = place.interpreter
@@ -208,7 +168,7 @@ def _attempt(pipe: Pipeline, case: Case, place: Place, trees: Mapping[str, Tree]
         "path_map": pipe.path_map(folder, trees, place),
         # what bundle and reproduce need and the digests of the record do not give back
         "case": case.id,
-        "overrides": list(user_overrides(pipe)),
+        "overrides": list(pipe.settings.overrides),
         "runtime": place.runtime.name,
         "passed": environment.passed(os.environ),
         "image": {key: place.image.get(key) for key in ("ref", "digest", "id")},

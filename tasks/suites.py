@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
-from tasks import attempts, pipeline
+from tasks import attempts
 from tasks.files import sha256_json
-from tasks.verdict import Reason, Verdict
+from tasks.reason import Reason, Verdict
+from tasks.stage import Done, environment_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from tasks.levels import Suite
-    from tasks.pipeline import Done, Pipeline
+    from tasks.pipeline import Pipeline
 
 COMPONENT = {"bridge": "bridge-tests", "nemo_rl": "nemo_rl-tests", "mcore": "mcore"}
 _MISSING = re.compile(r"(?:ModuleNotFoundError|ImportError): No module named '([\w.]+)'")
@@ -109,7 +110,7 @@ def inputs(pipe: Pipeline, suite: Suite) -> dict[str, str]:
         **reached,
         "image": sha256_json(pipe.place.image),
         "definition": sha256_json(definition),
-        **pipeline.environment_inputs(suite.env),
+        **environment_inputs(suite.env),
     }
 
 
@@ -132,7 +133,7 @@ def execute(pipe: Pipeline, suite: Suite) -> Done:
     """Run the suite in an attempt of its own and judge it."""
     missing = missing_paths(pipe, suite)
     if missing:
-        return pipeline.Done({"counts": None}, Verdict.BLOCKED, tuple(missing), reusable=False)
+        return Done({"counts": None}, Verdict.BLOCKED, tuple(missing), reusable=False)
     place, trees = pipe.place, pipe.sound_trees()
     folder = pipe.folder(f"unit:{suite.name}", f"unit.{suite.name}")
 
@@ -165,4 +166,4 @@ def execute(pipe: Pipeline, suite: Suite) -> Done:
         if counts is None
         else {"tests": counts.tests, "failed": counts.failed, "errors": counts.errors, "skipped": counts.skipped},
     }
-    return pipeline.Done(artefact, verdict, tuple(reasons), reusable=verdict is Verdict.PASS, evidence=proof)
+    return Done(artefact, verdict, tuple(reasons), reusable=verdict is Verdict.PASS, evidence=proof)

@@ -1,4 +1,4 @@
-"""The answer: Verdict, Reason, and the one pure function that decides a case from its evidence.
+"""The answer: the one pure function that decides a case from its evidence.
 
 Order of the rules is order of harm: nothing is a Pass unless every proof is there (a wrong green), and what went wrong
 before the Bridge had a say is Blocked, not Fail (wrong blame). Signatures live in triage/signatures.yaml, not here.
@@ -7,9 +7,11 @@ before the Bridge had a say is Blocked, not Fail (wrong blame). Signatures live 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from tasks.checks import evaluate, parse
+from tasks.reason import Reason, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -17,34 +19,6 @@ if TYPE_CHECKING:
     from tasks.checks import CheckResult
     from tasks.metrics import EventFile
     from tasks.triage import LogFacts
-
-
-class Verdict(StrEnum):
-    """What was found out about a deliverable. Fail means the change, Blocked the environment."""
-
-    PASS = "Pass"
-    FAIL = "Fail"
-    BLOCKED = "Blocked"
-    SKIPPED = "Skipped"
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why something is stale or why a verdict is what it is.
-
-    `kind` is a stable word for programs ("steps", "check", "origin", "timeout"...), `subject` what it is about (a tag,
-    a file, a task), `text` one sentence for people; `old` and `new` the two values of a comparison, if there is one.
-    """
-
-    kind: str
-    subject: str
-    text: str
-    old: str | None = None
-    new: str | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the reason as report.json carries it, without absent values."""
-        return {k: v for k, v in asdict(self).items() if v is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +237,6 @@ def decide(ask: Expectation, evidence: Evidence) -> Decision:
     environment's or it died before the policy workers existed, Fail when the cause is the change's, when a check is
     false at the full step count, or when only the end went wrong (class teardown or hang).
     """
-    from tasks.checks import evaluate, parse
-
     checks = tuple(evaluate(parse(expr), evidence.series) for expr in ask.checks)
     reached = steps_reached(evidence.series, ask.step_tag)
 

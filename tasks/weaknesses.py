@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.checks import evaluate
 from tasks.grammar import Call, Constant, Value
-from tasks.verdict import Verdict
+from tasks.reason import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

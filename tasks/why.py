@@ -8,20 +8,20 @@ from tasks import chain
 from tasks.digests import difference
 from tasks.errors import UserError
 from tasks.files import read_json, sha256_json
-from tasks.verdict import Reason
+from tasks.reason import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tasks.invocation import Invocation
     from tasks.levels import Case
-    from tasks.pipeline import Stage
     from tasks.records import Record
+    from tasks.stage import Stage
 
 
 def stages_of(now: Invocation, word: str) -> list[Stage]:
     """Return the stages behind a task, case or level name; UserError with a suggestion otherwise."""
-    from tasks.levels import suggest
+    from tasks.errors import suggest
 
     kind, _, rest = word.partition(":")
     if word in ("image", "probe"):

@@ -11,8 +11,8 @@ import pytest
 from tasks import attempts, cpu
 from tasks.attempts import Command, Place, Tree
 from tasks.cpu import CpuEnvironment
-from tasks.runtimes import Ended, Job
 from tasks.runtimes.container import TARGETS
+from tasks.runtimes.job import Ended, Job
 
 
 class Captured:

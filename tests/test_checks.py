@@ -17,9 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.checks import CheckResult, CheckSyntaxError, evaluate, history, main, parse, weaknesses
+from tasks.checks import CheckResult, CheckSyntaxError, evaluate, history, main, parse
 from tasks.grammar import MAX_LENGTH
-from tasks.verdict import Verdict
+from tasks.reason import Verdict
+from tasks.weaknesses import weaknesses
 
 DECISIONS = Path(__file__).parent / "fixtures" / "decisions.json"
 

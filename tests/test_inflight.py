@@ -10,7 +10,7 @@ import pytest
 
 from tasks import attempts, inflight
 from tasks.attempts import Command, Place, Tree
-from tasks.runtimes import Ended, Job
+from tasks.runtimes.job import Ended, Job
 
 
 class Following:

@@ -52,7 +52,7 @@ SUPPORTED = ((3, 11), (3, 13))
 
 def test_the_parsers_see_the_files() -> None:
     assert {"doit", "docker", "python-on-whales", "pyyaml", "tensorboard", "junit-xml"} <= RUN.keys()
-    assert {"ruff", "mypy", "pytest"} <= DEV.keys()
+    assert {"ruff", "mypy", "hypothesis"} <= DEV.keys()
     assert RUN_LOCK["doit"][1]
 
 

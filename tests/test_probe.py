@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tasks import probe
+from tasks.reason import Verdict
 from tasks.settings import ROOT
-from tasks.verdict import Verdict
 
 ROOTS = {"bridge": "/co/bridge", "mcore": "/co/mcore", "nemo_rl": "/co/rl"}
 FINE = {

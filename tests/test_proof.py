@@ -9,8 +9,8 @@ import pytest
 
 from tasks import proof
 from tasks.errors import UserError
+from tasks.reason import Verdict
 from tasks.settings import ROOT
-from tasks.verdict import Verdict
 
 ENDED = {"reason": "exited", "rc": 0}
 RAISED = {"reason": "exited", "rc": 1}

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from tasks import cpu, invocation, settings
-from tasks.pipeline import Outcome
-from tasks.verdict import Reason, Verdict
+from tasks.reason import Reason, Verdict
+from tasks.stage import Outcome
 
 
 def call(tmp_path, *, demo=False, **given):

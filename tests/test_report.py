@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tasks import report as reports
+from tasks.reason import Verdict
 from tasks.report import answer, html
-from tasks.verdict import Verdict
 from tests import report_samples as samples
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -18,20 +18,9 @@ import pytest
 from docker.errors import APIError, NotFound
 
 from tasks.errors import UserError
-from tasks.runtimes import (
-    Job,
-    Mount,
-    Owner,
-    choose,
-    docker,
-    is_dead,
-    is_orphan,
-    local,
-    parse_owner,
-    start_time,
-    this_owner,
-)
+from tasks.runtimes import choose, docker, local
 from tasks.runtimes.docker import Docker
+from tasks.runtimes.job import Job, Mount, Owner, is_dead, is_orphan, parse_owner, start_time, this_owner
 from tasks.runtimes.local import Local
 from tasks.runtimes.podman import Podman
 

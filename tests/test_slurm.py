@@ -17,12 +17,14 @@ import pytest
 
 from tasks import attempts, inflight, runs, slurm_image
 from tasks.errors import UserError
-from tasks.runtimes import Ended, Job, Mount, choose, slurm, slurm_commands, slurm_submission
+from tasks.reason import Verdict
+from tasks.runtimes import choose, slurm, slurm_commands, slurm_submission
+from tasks.runtimes.job import Ended, Job, Mount
 from tasks.runtimes.slurm import Slurm
 from tasks.runtimes.slurm_commands import Offer, Site, site_of
 from tasks.runtimes.slurm_states import Seen, gpus_of, judge, parse
 from tasks.settings import load
-from tasks.verdict import Evidence, Expectation, Verdict, decide
+from tasks.verdict import Evidence, Expectation, decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tasks import suites
-from tasks.verdict import Verdict
+from tasks.reason import Verdict
 
 ENDED = {"reason": "exited", "rc": 0}
 

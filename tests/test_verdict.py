@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tasks.metrics import EventFile
+from tasks.reason import Reason, Verdict
 from tasks.triage.facts import Finding, Frame, LogFacts
-from tasks.verdict import Evidence, Expectation, Origin, Reason, Verdict, decide, steps_reached
+from tasks.verdict import Evidence, Expectation, Origin, decide, steps_reached
 
 TMPE = 'max(data["train/token_mult_prob_error"]) < 1.05'
 ASK = Expectation(steps=2, checks=(TMPE,), real_work=("train/loss",), expect_log=("ready",), forbid_log=("oops",))

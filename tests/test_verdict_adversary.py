@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tasks import metrics
+from tasks.reason import Reason, Verdict
 from tasks.triage import read_log
-from tasks.verdict import Decision, Evidence, Expectation, Origin, Reason, Verdict, decide
+from tasks.verdict import Decision, Evidence, Expectation, Origin, decide
 from tests import event_log
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from tasks import files
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tasks.verdict import Verdict
+    from tasks.reason import Verdict
 
 SCHEMA_VERSION = 1
 NAMES = ("junit.xml", "summary.md", "index.html", "report.json")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tasks.reason import Verdict
 from tasks.report import facts
 from tasks.report.text import one_line
-from tasks.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

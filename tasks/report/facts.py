@@ -12,8 +12,8 @@ from datetime import UTC, date, datetime
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from tasks.reason import Verdict
 from tasks.report.text import one_line
-from tasks.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tasks import refit
+from tasks.reason import Verdict
 from tasks.report import answer, facts, pages, summary
 from tasks.report.curves import curves, number
 from tasks.report.text import clean, one_line, read_around, read_tail
-from tasks.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

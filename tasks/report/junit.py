@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
+from tasks.reason import Verdict
 from tasks.report import answer, facts
 from tasks.report.text import clean, one_line, read_around, read_tail
-from tasks.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

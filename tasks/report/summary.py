@@ -10,9 +10,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tasks import refit
+from tasks.reason import Verdict
 from tasks.report import answer, facts
 from tasks.report.text import one_line
-from tasks.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,7 +12,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from tasks.runtimes import DEADLINE_MARGIN_S, POLL_S, STOP_S, Job, Owner, start_time, this_owner
+from tasks.runtimes.job import DEADLINE_MARGIN_S, POLL_S, STOP_S, Job, Owner, start_time, this_owner
 
 if TYPE_CHECKING:
     from docker import DockerClient

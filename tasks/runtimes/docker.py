@@ -26,18 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks import files
 from tasks.errors import UserError
-from tasks.runtimes import (
-    AGENT_FLAGS,
-    DEADLINE_MARGIN_S,
-    POLL_S,
-    STOP_S,
-    Ended,
-    Job,
-    is_orphan,
-    parse_owner,
-    start_time,
-    this_owner,
-)
+from tasks.reason import Reason
 from tasks.runtimes.container import (
     LABEL,
     TARGETS,
@@ -50,7 +39,18 @@ from tasks.runtimes.container import (
     rootless,
     said,
 )
-from tasks.verdict import Reason
+from tasks.runtimes.job import (
+    AGENT_FLAGS,
+    DEADLINE_MARGIN_S,
+    POLL_S,
+    STOP_S,
+    Ended,
+    Job,
+    is_orphan,
+    parse_owner,
+    start_time,
+    this_owner,
+)
 
 if TYPE_CHECKING:
     import threading

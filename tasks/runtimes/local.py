@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.runtimes import (
+from tasks.reason import Reason
+from tasks.runtimes.job import (
     AGENT_FLAGS,
     DEADLINE_MARGIN_S,
     POLL_S,
@@ -27,7 +28,6 @@ from tasks.runtimes import (
     start_time,
     this_owner,
 )
-from tasks.verdict import Reason
 
 if TYPE_CHECKING:
     import threading

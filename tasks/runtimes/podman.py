@@ -16,7 +16,7 @@ from tasks.runtimes.docker import Docker
 if TYPE_CHECKING:
     from docker import DockerClient
 
-    from tasks.runtimes import Job
+    from tasks.runtimes.job import Job
 
 
 class Podman(Docker):

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 
 from tasks import inflight
 from tasks.files import read_json
+from tasks.reason import Reason
 from tasks.records import utc_now
-from tasks.runtimes import POLL_S, Ended, Job
 from tasks.runtimes import slurm_submission as submission
 from tasks.runtimes.container import TARGETS
+from tasks.runtimes.job import POLL_S, Ended, Job
 from tasks.runtimes.slurm_commands import Controller, NoAnswerError, RefusedError, Site
 from tasks.runtimes.slurm_states import HOPELESS, WAITING, Seen, judge
-from tasks.verdict import Reason
 
 if TYPE_CHECKING:
     import threading

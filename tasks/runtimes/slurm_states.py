@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tasks.runtimes import Ended
+from tasks.runtimes.job import Ended
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

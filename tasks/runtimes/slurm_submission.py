@@ -15,14 +15,14 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.runtimes import AGENT_FLAGS
 from tasks.runtimes.container import TARGETS
+from tasks.runtimes.job import AGENT_FLAGS
 from tasks.settings import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tasks.runtimes import Job
+    from tasks.runtimes.job import Job
     from tasks.runtimes.slurm_commands import Site
 
 STEP = ROOT / "containers" / "slurm_step.sh"

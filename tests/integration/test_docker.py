@@ -24,8 +24,8 @@ import pytest
 
 from tasks import images
 from tasks.errors import UserError
-from tasks.runtimes import Ended, Job, Mount, this_owner
 from tasks.runtimes.docker import Docker
+from tasks.runtimes.job import Ended, Job, Mount, this_owner
 from tasks.runtimes.podman import Podman
 from tests.integration.conftest import CONTAINERS, HOST, REF, ROOT, lacking
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tasks import inflight, runs
-from tasks.runtimes import Ended, Job, Mount, slurm_commands
+from tasks.runtimes import slurm_commands
+from tasks.runtimes.job import Ended, Job, Mount
 from tasks.runtimes.slurm import Slurm
 from tasks.runtimes.slurm_commands import Site
 from tests.conftest import run_git
