@@ -359,5 +359,3 @@ def _refuse_expired(levels: Levels, today: dt.date) -> None:
 
 
 CASE_KEYS = tuple(f.name for f in fields(Case))
-REHEARSAL_KEYS = tuple(f.name for f in fields(Rehearsal))
-SUITE_KEYS = tuple(f.name for f in fields(Suite))

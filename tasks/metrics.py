@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from tasks.eventfiles import FileSeries
 
-PATTERN = "events*tfevents*"  # NeMo-RL's glob
 SECONDS_TAGS = "ray/"  # their "step" is seconds since the monitor's start (nemo_rl/utils/logger.py), not a step
 NO_SCALARS = "no scalars"
 

@@ -52,7 +52,6 @@ class Pipeline(Checkouts):
         self.proofs: dict[str, Path] = {}  # measured with another family, not judged yet
         self.stop = threading.Event()
         self.listeners: list[Callable[[str, str, Mapping[str, Any]], None]] = []
-        self._gpu_lock = threading.Lock()
         self._keys: dict[str, str] = {}  # task -> input digest of what is being executed
         self.gpu_hours = 0.0  # that this invocation may have used, at most
         self.planned: list[str] = []

@@ -116,16 +116,6 @@ class Docker:
             return Reason("engine", self.name, f"No {self.name} engine at {self.host}: {said(error)} {self.remedy}")
         return None
 
-    def describe(self) -> dict[str, str]:
-        """Return engine, version, API version, address and image; the address only where the engine is away."""
-        from docker.errors import DockerException
-
-        facts = {"runtime": self.name, "host": self.host, "image": self.image}
-        with contextlib.suppress(DockerException, OSError), self.client() as client:
-            version = client.version()
-            facts |= {"engine": version.get("Version", ""), "api": version.get("ApiVersion", "")}
-        return facts
-
     def client(self) -> contextlib.closing[DockerClient]:
         """Return a client to be used in a `with`; DockerException or OSError where the engine does not answer."""
         import docker

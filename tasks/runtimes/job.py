@@ -104,9 +104,6 @@ class Runtime(Protocol):
     def collect_orphans(self) -> list[str]:
         """Stop what runners that are provably dead left behind; return a line for each."""
 
-    def describe(self) -> dict[str, str]:
-        """Return the facts for provenance: engine, version, address."""
-
 
 @dataclass(frozen=True, slots=True)
 class Owner:

@@ -63,10 +63,6 @@ class Local:
             return None
         return Reason("engine", "local", "runtime=local needs Linux with /proc mounted: use runtime=docker instead.")
 
-    def describe(self) -> dict[str, str]:
-        """Return the runtime's name; the interpreter is part of the image record."""
-        return {"runtime": self.name}
-
     def run(self, job: Job, *, stop: threading.Event, poll: Callable[[], None]) -> Ended:
         """Run the job's agent; nothing of the job is alive afterwards, also if `poll` raises."""
         if missing := [str(mount.source) for mount in job.mounts if not mount.source.exists()]:

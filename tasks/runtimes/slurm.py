@@ -70,14 +70,6 @@ class Slurm:
             return Reason("engine", "slurm", f"{error}. Log in to the cluster, or use another runtime.")
         return None
 
-    def describe(self) -> dict[str, str]:
-        """Return runtime, Slurm's version and the image."""
-        try:
-            version = self.controller.call("sinfo", "--version").strip()
-        except (NoAnswerError, RefusedError):
-            version = ""
-        return {"runtime": self.name, "engine": version, "image": self.image}
-
     def collect_orphans(self) -> list[str]:
         """Do nothing: a job without a runner is in flight, not an orphan."""
         return []
