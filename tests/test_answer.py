@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.miniature import Miniature
 
 
@@ -13,6 +15,7 @@ def test_a_single_stage_is_answered_without_cases(tmp_path):
     assert done.report["provenance"]["mcore"]["digest"]
 
 
+@pytest.mark.slow
 def test_only_the_probe_proves_only_the_import(tmp_path):
     mini = Miniature(tmp_path)
     done = mini.doit("probe")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
+import pytest
+
 from bench.bench_cluster import DEVELOPERS, WAYS, Job, hours_of_commits, plot, rows, simulate
 
 
@@ -12,6 +14,7 @@ def test_waiting_is_first_come_first_served():
     assert simulate([Job(0.0, 1, 2.0), Job(0.5, 2, 1.0), Job(1.0, 1, 1.0), Job(9.0, 2, 1.0)], 2) == [0, 1.5, 2.0, 0]
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_rows_and_the_tool_never_costs_more_than_its_plan():
     when = hours_of_commits(None)
     table = rows(32, 14, 1, when)

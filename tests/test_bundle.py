@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 Members = dict[str, bytes]
 
 

@@ -99,12 +99,14 @@ def edited(tmp_path_factory: pytest.TempPathFactory) -> Told:
     return Told(mini, first, links, mini.doit("level0"))
 
 
+@pytest.mark.slow
 def test_an_edit_during_the_run_is_not_what_was_tested_and_the_next_call_runs_again(edited: Told) -> None:
     assert edited.first.rc == 0, edited.first.out  # the frozen tree has 1.0
     assert edited.second.rc == 1
     assert edited.second.ran("run:level0.train")
 
 
+@pytest.mark.slow
 def test_why_gives_the_chain_of_what_is_there_now(edited: Told) -> None:
     mini, failed = edited.mini, edited.second
     assert {link.verdict for link in edited.chain} == {"Pass"}

@@ -26,6 +26,8 @@ from tests import report_samples as samples
 from tests.conftest import run_git
 from tests.miniature import Miniature, write_tree
 
+pytestmark = pytest.mark.slow
+
 CI = ROOT / "ci"
 SCHEMAS = {
     "github.yml": ["vendor.github-workflows"],

@@ -344,6 +344,7 @@ def test_unknown_fault_is_an_error_with_a_suggestion(tmp_path: Path) -> None:
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_level_0_script_shows_banners_tags_and_steps_in_the_real_form(good: demo.Checkouts, tmp_path: Path) -> None:
     evidence = run(good, tmp_path, "grpo_megatron")
     assert evidence.rc == 0, evidence.log

@@ -102,6 +102,7 @@ def test_every_word_after_doit_is_a_task_command_or_setting() -> None:
                     assert setting in settings.SETTINGS, (page.name, line)
 
 
+@pytest.mark.slow
 def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     """Run its blocks in order in one folder that stands for this project's; exit statuses are those it names."""
     (tmp_path / "build").mkdir()

@@ -46,6 +46,7 @@ def test_relative_paths_are_the_callers_on_the_packed_sources(tmp_path: Path, wo
     assert {name: env[name] for name in paths} == paths
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_file_of_the_program_and_answers_in_an_empty_folder(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist")]
     subprocess.run(argv, cwd=ROOT, check=True, capture_output=True)

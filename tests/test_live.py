@@ -21,6 +21,8 @@ from tests.miniature import ROOT, Miniature
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 NVIDIA_SMI = """\
 #!/bin/sh
 case $1 in

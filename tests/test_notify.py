@@ -134,6 +134,7 @@ def test_a_program_that_is_no_list_of_words_is_refused(site: str, tmp_path: Path
         settings.load({}, environ={}, root=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_dead_webhook_leaves_the_verdict_alone_and_its_address_nowhere(tmp_path: Path, hook: Hook) -> None:
     mini = Miniature(tmp_path)
     done = mini.doit("sync", "notify=false", E2E_NOTIFY_URL=f"http://127.0.0.1:1/{SECRET}")

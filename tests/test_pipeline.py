@@ -15,6 +15,8 @@ from tests.conftest import run_git
 from tests.miniature import Miniature
 from tests.test_report import SCHEMA, violations
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def mini(tmp_path: Path) -> Miniature:

@@ -15,6 +15,8 @@ from tests.miniature import Miniature
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 EXPR = 'max(data["t"]) < 1.05'
 
 

@@ -163,6 +163,7 @@ def test_only_this_machine_gets_the_folder_and_nothing_beside_it(tmp_path: Path)
         serving.shutdown()
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_page_serves_it_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     mini = Miniature(tmp_path)
     assert mini.doit("sync").rc == 0

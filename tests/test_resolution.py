@@ -107,6 +107,7 @@ def recorded(mini: Miniature) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in mini.workspace.glob("records/*/level0.train/*.json")]
 
 
+@pytest.mark.slow
 def test_an_answer_of_a_loader_that_did_not_end_well_is_none(tmp_path: Path) -> None:
     mini = Miniature(tmp_path)
     mini.levels.write_text(LEVELS.replace("command: [python, train.py]", "command: [python, examples/run_mini.py]"))
@@ -117,6 +118,7 @@ def test_an_answer_of_a_loader_that_did_not_end_well_is_none(tmp_path: Path) -> 
     assert "config loader gave no answer" in dead.out
 
 
+@pytest.mark.slow
 def test_what_cannot_count_is_blocked_before_the_run_and_a_good_config_is_resolved_once(tmp_path: Path) -> None:
     mini = Miniature(tmp_path)
     text = LEVELS.replace("command: [python, train.py]", "command: [python, examples/run_mini.py]")

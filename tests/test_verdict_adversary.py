@@ -398,6 +398,7 @@ def imagine(rng: random.Random) -> World:
     return world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", range(0, ATTEMPTS, CHUNK))
 def test_verdict_is_the_one_known_by_construction(tmp_path: Path, start: int) -> None:
     for seed in range(start, min(start + CHUNK, ATTEMPTS)):
