@@ -45,15 +45,19 @@ def examine(now: Invocation) -> list[Finding]:
 def _checkouts(now: Invocation) -> list[Finding]:
     from tasks import digests, provenance
 
-    found = []
+    found: list[Finding] = []
     for kind in ("bridge", "mcore", "nemo_rl"):
         try:
             path = now.settings.checkout(kind)
             digests.require_repository(path)
             dirty = provenance.dirty_files(path, (CORE_IN_BRIDGE,) if kind == "bridge" else ())
         except UserError as error:
-            remedy = "git submodule update --init --recursive" if kind == "mcore" else ""
-            found.append(Finding("bad", kind, str(error).splitlines()[0], remedy))
+            text, remedy = (
+                str(error).splitlines()[0],
+                "git submodule update --init --recursive" if kind == "mcore" else "",
+            )
+            if all(text != told.text for told in found):  # without a Bridge its Core is not missed, too
+                found.append(Finding("bad", kind, text, remedy))
             continue
         state = f"{len(dirty)} dirty files" if dirty else "clean"
         found.append(Finding("ok", kind, f"{path} at {provenance.head(path)[:12]}, {state}"))
