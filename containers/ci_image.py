@@ -11,7 +11,6 @@ the libraries they need (1 s). From `archive`: a Debian by mmdebstrap, bit-ident
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import io
 import json
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 PYTHON = Path("/usr/bin/python3")  # Debian's own: an interpreter under /opt would not find its library in the image
 SKIPPED = {"__pycache__", "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "distutils"}
@@ -40,6 +39,7 @@ FILES = {
 }
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 PACKAGES = "python3,bash,busybox-static"
+CHUNK_BYTES = 1 << 20
 
 
 def main(argv: list[str]) -> int:
@@ -72,30 +72,39 @@ def build(
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
         layer = Path(folder, "layer.tar")
         if source == "archive":
-            _debian(Path(folder, "debian.tar"), epoch)
-            content = _content(trees)
+            debian(Path(folder, "debian.tar"), epoch)
             with tarfile.open(Path(folder, "debian.tar")) as base:
-                _write_layer(layer, content, epoch, base)
+                write_layer(layer, contents(trees), epoch, base)
         else:
             content = _host_content(programs)
-            content.update(_content(trees))
-            _write_layer(layer, content, epoch)
-        return _write_archive(layer, out, ref, epoch)
+            content.update(contents(trees))
+            write_layer(layer, content, epoch)
+        with layer.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        identity, stream = archive([(digest, layer)], ref, epoch)
+        part = Path(folder, "archive.tar")
+        with part.open("wb") as file:
+            file.writelines(stream)
+        part.replace(out)
+        return identity
 
 
-def _debian(out: Path, epoch: int) -> None:
-    """Bootstrap a Debian; mmdebstrap keeps to SOURCE_DATE_EPOCH."""
+def debian(out: Path, epoch: int, packages: str = PACKAGES) -> None:
+    """Bootstrap a Debian; mmdebstrap keeps to SOURCE_DATE_EPOCH. The messages of a failure are in the exception."""
     excluded = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "man", "locale")]
     argv = [
         "mmdebstrap",
         "--variant=essential",
         "--mode=root",
-        f"--include={PACKAGES}",
+        f"--include={packages}",
         *excluded,
         "bookworm",
         str(out),
     ]
-    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, env=os.environ | {"SOURCE_DATE_EPOCH": str(epoch)})
+    subprocess.run(
+        argv, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        env=os.environ | {"SOURCE_DATE_EPOCH": str(epoch)},
+    )  # fmt: skip
 
 
 def _host_content(programs: Iterable[str]) -> dict[str, Path | str | bytes]:
@@ -134,7 +143,7 @@ def _add_binary(content: dict[str, Path | str | bytes], path: Path) -> None:
         content[os.path.normpath(needed)[1:]] = Path(needed).resolve()
 
 
-def _content(trees: Iterable[tuple[Path, str]]) -> dict[str, Path | str | bytes]:
+def contents(trees: Iterable[tuple[Path, str]]) -> dict[str, Path | str | bytes]:
     """Return the files and links of folders, each under its destination."""
     content: dict[str, Path | str | bytes] = {}
     for top, destination in trees:
@@ -147,17 +156,24 @@ def _content(trees: Iterable[tuple[Path, str]]) -> dict[str, Path | str | bytes]
     return content
 
 
-def _write_layer(
-    out: Path, content: dict[str, Path | str | bytes], epoch: int, base: tarfile.TarFile | None = None
+def write_layer(
+    out: Path,
+    content: Mapping[str, Path | str | bytes],
+    epoch: int,
+    base: tarfile.TarFile | None = None,
+    folders: Iterable[str] = (*FOLDERS, "tmp"),
 ) -> None:
-    """Write the root file system: sorted, one time, numeric owners, modes reduced to readable and executable."""
+    """Write a file system: sorted, one time, numeric owners, modes reduced to readable and executable.
+
+    `content` is name -> source file, link target or bytes; `folders` are there also when empty.
+    """
     with tarfile.open(out, "w", format=tarfile.GNU_FORMAT) as tar:
         present = set()
         for member in base or ():
             present.add(member.name.strip("./"))
             tar.addfile(member, base.extractfile(member) if base and member.isreg() else None)
         for folder in sorted(
-            {parent for name in [*content, *(f"{f}/x" for f in (*FOLDERS, "tmp"))] for parent in _parents(name)}
+            {parent for name in [*content, *(f"{f}/x" for f in folders)] for parent in _parents(name)}
         ):
             if folder not in present:
                 tar.addfile(_member(folder, epoch, type=tarfile.DIRTYPE, mode=0o1777 if folder == "tmp" else 0o755))
@@ -186,35 +202,60 @@ def _member(name: str, epoch: int, **fields: Any) -> tarfile.TarInfo:
     return member
 
 
-def _write_archive(layer: Path, out: Path, ref: str, epoch: int) -> str:
-    """Wrap one layer into a docker-archive whose configuration, and so whose ID, depends on the layer alone."""
-    with layer.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+def archive(
+    layers: Sequence[tuple[str, Path | None]],
+    ref: str,
+    epoch: int,
+    *,
+    env: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> tuple[str, Iterator[bytes]]:
+    """Return the ID of the image made of `layers`, lowest first, and the docker-archive that `docker load` reads.
+
+    A layer is (SHA-256 of its tar, the file); without a file the engine must have it already, below the same layers.
+    The configuration, and so the ID, depends on the arguments alone.
+    """
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch))
+    variables = {"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **(env or {})}
     config = {
         "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()),
         "os": "linux",
         "created": created,
-        "config": {"Env": ["PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"], "Cmd": ["/bin/bash"]},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
-        "history": [{"created": created, "created_by": "nemo-rl-e2e containers/ci_image.py"}],
+        "config": {
+            "Env": [f"{k}={v}" for k, v in variables.items()],
+            "Cmd": ["/bin/bash"],
+            "Labels": dict(labels or {}),
+        },
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}" for digest, _ in layers]},
+        "history": [{"created": created, "created_by": "nemo-rl-e2e containers/ci_image.py"}] * len(layers),
     }
     data = json.dumps(config, sort_keys=True, separators=(",", ":")).encode()
     identity = hashlib.sha256(data).hexdigest()
-    manifest = [{"Config": f"{identity}.json", "RepoTags": [ref], "Layers": [f"{digest}/layer.tar"]}]
-    part = out.with_suffix(".part")
-    try:
-        with tarfile.open(part, "w", format=tarfile.USTAR_FORMAT) as tar:
-            tar.addfile(_member(f"{identity}.json", epoch, size=len(data)), io.BytesIO(data))
-            with layer.open("rb") as file:
-                tar.addfile(_member(f"{digest}/layer.tar", epoch, size=layer.stat().st_size), file)
-            text = json.dumps(manifest).encode()
-            tar.addfile(_member("manifest.json", epoch, size=len(text)), io.BytesIO(text))
-        part.replace(out)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            part.unlink()
-    return f"sha256:{identity}"
+    names = [f"{digest}/layer.tar" for digest, _ in layers]
+    manifest = json.dumps([{"Config": f"{identity}.json", "RepoTags": [ref], "Layers": names}]).encode()
+
+    def stream() -> Iterator[bytes]:
+        yield from _framed(f"{identity}.json", data, epoch)
+        yield from _framed("manifest.json", manifest, epoch)
+        for name, (_, path) in zip(names, layers, strict=True):
+            if path is not None:
+                yield from _framed(name, path, epoch)
+        yield bytes(2 * tarfile.BLOCKSIZE)
+
+    return f"sha256:{identity}", stream()
+
+
+def _framed(name: str, what: Path | bytes, epoch: int) -> Iterator[bytes]:
+    """Yield one member of a tar: header, content, padding."""
+    size = len(what) if isinstance(what, bytes) else what.stat().st_size
+    yield _member(name, epoch, size=size).tobuf(tarfile.GNU_FORMAT)
+    if isinstance(what, bytes):
+        yield what
+    else:
+        with what.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                yield chunk
+    yield bytes(-size % tarfile.BLOCKSIZE)
 
 
 if __name__ == "__main__":

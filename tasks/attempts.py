@@ -30,6 +30,7 @@ AGENT = ROOT / "containers"
 TERM_GRACE_S = 10.0
 SHM_BYTES = 64 << 30  # NeMo-RL's README and CI both start the image with --shm-size=64g
 NOT_EVIDENCE = ("work", "home", "cpu")  # trees and caches an attempt ran in
+IMAGE_LIBRARIES = ("/opt/e2e-cpu/venv/lib", "/usr/lib/python3.11")  # of the CPU image, see cpu_image.py
 WRITABLE = ("mcore", "nemo_rl")  # Core compiles its helpers in place, scripts write below NeMo-RL
 
 
@@ -125,13 +126,15 @@ def perform(
     paths["agent"] = place.runtime.target("agent", AGENT)
     what = command(paths)
     local = place.runtime.name == "local"
+    kept = _byte_code(place, trees, folder, paths) if local or place.cpu else {}
     if local:
-        bytecode.share(folder / "work" / "pycache", _byte_code(place, trees, folder))
-    pretended = (
-        cpu.environment(place.cpu, folder, gpus=max(1, what.gpus), standins=what.standins, cuda=what.cuda)
-        if place.cpu
-        else None
-    )
+        bytecode.share(folder / "work" / "pycache", kept)
+    pretended = None
+    if place.cpu:
+        pretended = cpu.environment(
+            place.cpu, folder, gpus=max(1, what.gpus), standins=what.standins, cuda=what.cuda,
+            seen="" if local else paths["attempt"],
+        )  # fmt: skip
     # Unix sockets of Ray end at 107 bytes: its folder must be short, and it must be ours alone
     ray = Path(tempfile.mkdtemp(prefix="e2e-ray-")) if local and pretended is None else None
     user = environment.passed(os.environ)
@@ -159,7 +162,11 @@ def perform(
         id=folder.name,
         argv=(f"{paths['agent']}/agent.py", f"{paths['attempt']}/spec.json"),
         interpreter=place.interpreter,
-        mounts=(*_mounts(trees, folder, paths), *_host_folders(user)),
+        mounts=(
+            *_mounts(trees, folder, paths),
+            *_host_folders(user),
+            *([] if local else bytecode.mounts(folder / "work" / "pycache", f"{paths['attempt']}/work/pycache", kept)),
+        ),
         env=env,
         secrets=hidden,
         gpus=0 if place.cpu else what.gpus,
@@ -184,16 +191,18 @@ def without_ours(pretended: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in pretended.items() if k not in ("HOME", "NRL_MEGATRON_CHECKPOINT_DIR")}
 
 
-def _byte_code(place: Place, trees: Mapping[str, Tree], folder: Path) -> dict[Path, Path]:
-    """Return folder of sources -> where its byte code is kept, for what a local attempt imports and nobody edits."""
+def _byte_code(place: Place, trees: Mapping[str, Tree], folder: Path, paths: Mapping[str, str]) -> dict[Path, Path]:
+    """Return sources as the run sees them -> where their byte code is kept, for what is imported and nobody edits."""
     found = {}
     for kind, tree in trees.items():
         kept = bytecode.beside(tree.path)
         if kept is not None:
             top, home = kept
-            found[folder / "work" / kind if kind in WRITABLE else tree.path] = home / tree.path.relative_to(top)
-    home = place.cpu.python.parents[2] if place.cpu else folder.parents[2]
+            found[Path(paths[kind])] = home / tree.path.relative_to(top)
     name = f"{bytecode.NAME}-{sha256_json(place.image)[:16]}"
+    if place.runtime.name != "local":
+        return found | {Path(lib): folder.parents[3] / "cpu" / name / lib[1:] for lib in IMAGE_LIBRARIES}
+    home = place.cpu.python.parents[2] if place.cpu else folder.parents[2]
     return found | bytecode.of_interpreter(Path(place.interpreter), home / name)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.files import read_json
+from tasks.runtimes import Mount
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +35,16 @@ def share(prefix: Path, places: Mapping[Path, Path]) -> None:
         link = prefix / sources.relative_to("/")
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(place)
+
+
+def mounts(prefix: Path, seen: str, places: Mapping[Path, Path]) -> list[Mount]:
+    """Return the same for a container that sees `prefix` at `seen`; links would lead out of it."""
+    found = []
+    for sources, place in places.items():
+        for folder in (place, prefix / sources.relative_to("/")):
+            folder.mkdir(parents=True, exist_ok=True)
+        found.append(Mount(source=place, target=f"{seen}{sources}", read_only=False))
+    return found
 
 
 def beside(tree: Path) -> tuple[Path, Path] | None:

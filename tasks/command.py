@@ -48,6 +48,10 @@ class Run(DoitRun):  # type: ignore[misc]  # doit has no types
 
     def prepare(self, names: list[str]) -> list[str]:
         """Return the tasks to run; commands that are runs by another name override this."""
+        from tasks import image_commands
+
+        if names[:1] == ["image"] and names[1:2] and names[1] in image_commands.VERBS:
+            raise SystemExit(image_commands.main(names[1:], settings.load(doit_cmd._CMDLINE_VARS or {})))  # noqa: SLF001
         return names
 
     def parse_execute(self, in_args: Sequence[str]) -> int:

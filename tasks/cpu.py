@@ -117,7 +117,7 @@ def ready(folder: Path, *, source: Path = SOURCE, python: Path | None = None) ->
     return CpuEnvironment(
         python=venv / "bin" / "python",
         env={
-            **_constant(),
+            **constant(),
             "PATH": os.pathsep.join([str(place / "bin"), str(venv / "bin"), os.environ.get("PATH", os.defpath)]),
             "NEMO_RL_VENV_DIR": str(place / "ray_venvs"),
         },
@@ -131,40 +131,48 @@ def ready(folder: Path, *, source: Path = SOURCE, python: Path | None = None) ->
 
 def digest(source: Path = SOURCE, python: Path | None = None) -> str:
     """Return the hex SHA-256 of every file of `source` (name, content, exec bit) and the version of `python`."""
-    files = {
+    return sha256_json({"schema": SCHEMA, "files": contents(source), "python": _version(python or _interpreter())})
+
+
+def contents(source: Path = SOURCE) -> dict[str, list[str | bool]]:
+    """Return name -> [hex SHA-256, exec bit] of every file of `source`."""
+    return {
         str(path.relative_to(source)): [hashlib.sha256(path.read_bytes()).hexdigest(), os.access(path, os.X_OK)]
         for path in _sources(source)
     }
-    return sha256_json({"schema": SCHEMA, "files": files, "python": _version(python or _interpreter())})
 
 
 def environment(
-    cpu: CpuEnvironment, attempt: Path, *, gpus: int, standins: Iterable[str] = (), cuda: bool = True
+    cpu: CpuEnvironment, attempt: Path, *, gpus: int, standins: Iterable[str] = (), cuda: bool = True, seen: str = ""
 ) -> AttemptEnvironment:
     """Return the variables of one attempt with `gpus` fake GPUs, and make the folders that they name.
 
     Everything that a run leaves behind lies in `attempt`, but for a short folder for Ray's sockets (a path of at most
     107 bytes) whose name follows from `attempt`; give it back with `release`. `cuda=False` is for imports and unit
-    suites, which want torch as it is. Raises UserError for an unknown stand-in or too deep a temporary folder.
+    suites, which want torch as it is. `seen`: the attempt's path in a container, whose /tmp is its own. Raises
+    UserError for an unknown stand-in or too deep a temporary folder.
     """
     unknown = sorted(set(standins) - set(cpu.standins))
     if unknown:
         raise UserError(f"unknown stand-in {unknown[0]!r}; there are: {', '.join(sorted(cpu.standins))}")
     attempt = attempt.resolve()
     place = attempt / "cpu"
-    tag, temporary = _tag(attempt), _temporary(attempt)
-    homes = {"HOME": place / "home", "HF_HOME": place / "hf", "NRL_MEGATRON_CHECKPOINT_DIR": place / "converted"}
-    for path in (*homes.values(), temporary):
+    inside = f"{seen}/cpu" if seen else str(place)
+    tag, temporary = _tag(attempt), Path("/tmp") if seen else _temporary(attempt)  # noqa: S108
+    homes = {"HOME": "home", "HF_HOME": "hf", "NRL_MEGATRON_CHECKPOINT_DIR": "converted"}
+    for path in (*(place / name for name in homes.values()), temporary):
         path.mkdir(parents=True, exist_ok=True)
-    _stock_models(homes["HF_HOME"] / "hub", cpu.models)
-    chosen = [_own_copy(Path(cpu.standins[name]), place / "standins" / name) for name in OPTIONAL if name in standins]
+    _stock_models(place / "hf" / "hub", cpu.models)
+    chosen = [name for name in OPTIONAL if name in standins]
+    for name in chosen:
+        _own_copy(Path(cpu.standins[name]), place / "standins" / name)
     # The first entries are the fake GPUs, because nvml.py indexes this list by LOCAL_RANK; the last one only makes the
     # tag under which init_ray knows a cluster as its own distinct (virtual_cluster.py, surprise: it joins others).
     visible = ",".join([*map(str, range(gpus)), str(tag)])
     own_tag = "nrl_tag_" + "_".join(sorted(visible.split(",")))
     env = {
         **cpu.env,
-        **{name: str(path) for name, path in homes.items()},
+        **{name: f"{inside}/{folder}" for name, folder in homes.items()},
         "CUDA_VISIBLE_DEVICES": visible,
         "E2E_CPU": "run" if cuda else "import",
         "E2E_CPU_TAG": str(tag),
@@ -174,7 +182,8 @@ def environment(
         "RAY_TMPDIR": str(temporary),
         "TMPDIR": str(temporary),
     }
-    return AttemptEnvironment(env=env, pythonpath=(*cpu.pythonpath, *chosen), temporary=temporary, python=cpu.python)
+    pythonpath = (*cpu.pythonpath, *(f"{inside}/standins/{name}" for name in chosen))
+    return AttemptEnvironment(env=env, pythonpath=pythonpath, temporary=temporary, python=cpu.python)
 
 
 def release(attempt: Path) -> None:
@@ -198,7 +207,7 @@ def substitute(texts: Iterable[str], cpu: CpuEnvironment, model: str, **trees: P
     return tuple(done)
 
 
-def _constant() -> dict[str, str]:
+def constant() -> dict[str, str]:
     """Return the variables that every attempt shares; each says why it is there."""
     return {
         "NEMO_RL_PY_EXECUTABLES_SYSTEM": "1",  # one interpreter for driver and workers, no uv environments
@@ -286,10 +295,9 @@ def _freeze(place: Path, source: Path, venv: Path, models: Path) -> None:
     making.rename(place)
 
 
-def _own_copy(standin: Path, target: Path) -> str:
+def _own_copy(standin: Path, target: Path) -> None:
     """Copy a stand-in into the attempt: NeMo-RL rewrites files of vLLM in place (vllm/patches.py)."""
     shutil.copytree(standin, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    return str(target)
 
 
 def _stock_models(hub: Path, models: Mapping[str, Path]) -> None:

@@ -44,6 +44,7 @@ FINGERPRINT = "/opt/nemo_rl_container_fingerprint"  # NeMo-RL docker/Dockerfile,
 FINGERPRINT_MAX_BYTES = 1 << 20
 COMMIT = "NEMO_RL_COMMIT"  # in the image's environment, same Dockerfile; "<unknown>" where the build did not say
 COMMIT_LABEL = "nemo-rl-e2e.nemo_rl"  # containers/Dockerfile
+BUILT = "build"  # image=build: what `doit image build` made of the checkout, see image_build.py
 PULL_QUIET_S = 600  # between two events of a pull: extracting a layer of 10 GB is silent
 INTERPRETER_S = 60.0
 DISTRIBUTIONS = """
@@ -164,7 +165,12 @@ def resolve(settings: Settings, runtime: Runtime, *, progress: Callable[[str], N
 
     if not isinstance(runtime, Docker):
         return describe_interpreter(settings.python, settings.build / "interpreters.json")
-    image = resolve_container(settings.image, runtime, require_pinned=settings.require_pinned, progress=progress)
+    named = settings.image
+    if named == BUILT:
+        from tasks import image_build
+
+        named = image_build.wanted(settings, runtime)
+    image = resolve_container(named, runtime, require_pinned=settings.require_pinned, progress=progress)
     for note in image.notes:
         progress(note)
     runtime.use(image.id)
@@ -188,7 +194,7 @@ def resolve_container(
     try:
         with engine.client() as client:
             if DIGEST.fullmatch(wanted):
-                found, digest, notes = _present(client, wanted), None, list[str]()
+                found, digest, notes = present(client, wanted), None, list[str]()
                 if found is None:
                     raise UserError(
                         f"image={wanted}: not on this engine, and an ID cannot be pulled: give repo@sha256:..."
@@ -225,7 +231,7 @@ def _pin(setting: str | None, path: Path) -> Pin | None:
         )
     if pin and not pin.digest:
         raise UserError(
-            f"image={setting}: {path} has no digest for {pin.reference} yet. Run `doit image update image={setting}` "
+            f"image={setting}: {path} has no digest for {pin.reference} yet. Run `doit image update {setting}` "
             "where the registry can be reached and commit the line, or give image=REPO@sha256:... yourself."
         )
     return pin
@@ -238,7 +244,7 @@ def _locate(
     repo, tag = reference.repo, f"{reference.repo}:{reference.tag}"
 
     def by_digest(digest: str) -> EngineImage:
-        there = _present(client, f"{repo}@{digest}")
+        there = present(client, f"{repo}@{digest}")
         if there is None and offline:
             raise UserError(f"image={repo}@{digest}: not on this engine, and a pull is forbidden (offline).")
         return there or _pull(client, repo, digest, progress)
@@ -248,7 +254,7 @@ def _locate(
         now = None if offline or not reference.tag else registry_digest(client, tag)[0]
         notes = [f"{tag} now points to {now}; the pinned {reference.digest} is used."] if now else []
         return found, reference.digest, notes if now != reference.digest else []
-    local = _present(client, tag)
+    local = present(client, tag)
     # One entry a repository, and more than one after the same image came by another manifest: select, never take [0].
     entries = (entry.partition("@") for entry in ((local.attrs.get("RepoDigests") or ()) if local else ()))
     digests = sorted(digest for name, _, digest in entries if name == repo)
@@ -264,7 +270,8 @@ def _locate(
     return found, now, [f"{tag} moved from {digests[0]} to {now}; the new image is used."] if digests else []
 
 
-def _present(client: DockerClient, name: str) -> EngineImage | None:
+def present(client: DockerClient, name: str) -> EngineImage | None:
+    """Return the engine's image of that name, digest or ID, or None."""
     from docker.errors import ImageNotFound
 
     try:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tasks import answer, records, settings
 from tasks.errors import UserError
 from tasks.pipeline import Outcome, Pipeline, Stage
+from tasks.runtimes import choose
 from tasks.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -150,10 +151,11 @@ class Invocation(Pipeline):
 
     def collect_orphans(self) -> list[str]:
         """Stop what provably dead runs of ours left behind; an engine that does not answer is the probe's to report."""
-        try:
-            return self.place.runtime.collect_orphans()
-        except UserError:
-            return []
+        found = []
+        for name in dict.fromkeys((self.settings.runtime, "local")):
+            with suppress(UserError):
+                found += choose(name, workspace=self.workspace.name).collect_orphans()
+        return found
 
     def execute(self, stage: Stage) -> Outcome:
         """Do the stage; before the first one the old report gives way to one in which nothing has run yet.

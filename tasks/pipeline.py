@@ -20,6 +20,7 @@ from tasks import (
     cpu,
     digests,
     environment,
+    fingerprint,
     gpus,
     images,
     levels,
@@ -266,21 +267,46 @@ class Pipeline:
 
     @cached_property
     def cpu_place(self) -> Place:
-        """Return the CPU environment of the rehearsals, built on first use, under the local runtime."""
-        home = self.settings.build / "cpu"
-        built = cpu.build(home, lambda line: self.tell("progress", "cpu", text=line))
-        link = home / "venv"
-        if not link.exists() or link.resolve() != built.python.parent.parent.resolve():
-            link.unlink(missing_ok=True)
-            link.symlink_to(built.python.parent.parent.name)
+        """Return the CPU environment of the rehearsals, built on first use: local, or in containers if asked for."""
+        if self.settings.runtime != "local" and "runtime" in self.settings.origins:  # a default is no request
+            from tasks import cpu_image
+
+            return cpu_image.place(self.settings, self.workspace.name, self._cpu_environment, self._tell_cpu)
+        built = self._cpu_environment()
         image = {"ref": "CPU environment", "digest": None, "id": built.digest}
         return Place(
             choose("local", workspace=self.workspace.name), os.fspath(built.python), image, built, rehearsal=True
         )
 
+    def _tell_cpu(self, line: str) -> None:
+        self.tell("progress", "cpu", text=line)
+
+    def _cpu_environment(self) -> cpu.CpuEnvironment:
+        """Return the CPU environment of this machine, built where it is not there; build/cpu/venv leads to it."""
+        home = self.settings.build / "cpu"
+        built = cpu.build(home, self._tell_cpu)
+        link = home / "venv"
+        if not link.exists() or link.resolve() != built.python.parent.parent.resolve():
+            link.unlink(missing_ok=True)
+            link.symlink_to(built.python.parent.parent.name)
+        return built
+
     def image(self) -> Stage:
-        """Return the stage that names the image, or the environment of the local interpreter."""
-        return Stage("image", "", lambda: {"image": sha256_json(self.place.image)}, lambda: Done(self.place.image))
+        """Return the stage that names the image and how it fits NeMo-RL, or the local interpreter's environment."""
+
+        def record() -> dict[str, Any]:
+            if self.place.runtime.name == "local":
+                return dict(self.place.image)
+            found = fingerprint.notes(self.place.image, self.settings.checkout("nemo_rl"))
+            return {**self.place.image, **({"differences": found} if found else {})}
+
+        def execute() -> Done:
+            made = record()
+            for one in made.get("differences", ()):
+                self.tell("progress", "image", text=("matters: " if one["matters"] else "no matter: ") + one["text"])
+            return Done(made)
+
+        return Stage("image", "", lambda: {"image": sha256_json(record())}, execute)
 
     def probe(self, *, environment_name: str = "") -> Stage:
         """Return the import probe of the place where levels run, or of another environment ("cpu", "baseline")."""

@@ -32,7 +32,7 @@ ENVIRONMENT = {
 SETTINGS = (
     *ENVIRONMENT, "python", "retries", "timeout", "fresh", "require_executed", "require_pinned", "jobs", "baseline",
     "keep_work", "wait",
-    "since", "undo", "fault", "family", "n", "open", "max_gpu_hours", "detach",
+    "since", "undo", "fault", "family", "n", "open", "max_gpu_hours", "detach", "apply",
 )  # fmt: skip
 # an undecided failure is compared with the vendored Bridge by itself if that costs no more (level 0: 20 GPU minutes)
 BASELINE_GPU_MINUTES = 40.0

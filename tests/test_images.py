@@ -101,7 +101,7 @@ PINS = f"""
     ("setting", "message"),
     [
         (None, r"no image named: set NEMO_RL_IMAGE or image=REF; names in .*: open, hidden, good"),
-        ("open", r"has no digest for nvcr.io/nvidia/nemo-rl:v1 yet. Run `doit image update image=open`"),
+        ("open", r"has no digest for nvcr.io/nvidia/nemo-rl:v1 yet. Run `doit image update open`"),
         ("hidden", r"its reference is not public, give it with image=REF. Look elsewhere."),
     ],
 )
