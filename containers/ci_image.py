@@ -165,7 +165,8 @@ def write_layer(
 ) -> None:
     """Write a file system: sorted, one time, numeric owners, modes reduced to readable and executable.
 
-    `content` is name -> source file, link target or bytes; `folders` are there also when empty.
+    `content` is name -> source file, link target or bytes (a program where its folder is called bin); `folders` are
+    there also when empty.
     """
     with tarfile.open(out, "w", format=tarfile.GNU_FORMAT) as tar:
         present = set()
@@ -181,7 +182,8 @@ def write_layer(
             if isinstance(what, str):
                 tar.addfile(_member(name, epoch, type=tarfile.SYMTYPE, linkname=what, mode=0o777))
             elif isinstance(what, bytes):
-                tar.addfile(_member(name, epoch, size=len(what)), io.BytesIO(what))
+                mode = 0o755 if os.path.basename(os.path.dirname(name)) == "bin" else 0o644
+                tar.addfile(_member(name, epoch, size=len(what), mode=mode), io.BytesIO(what))
             else:
                 status = what.stat()
                 mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 RECIPE = ROOT / "containers" / "ci_image.py"
 TOP = "/opt/e2e-cpu"
-REF = "nemo-rl-e2e/cpu:latest"
+REPOSITORY = "nemo-rl-e2e/cpu"
 LABEL, MODELS_LABEL = "nemo-rl-e2e.cpu", "nemo-rl-e2e.cpu.models"
 PYTHON = (3, 11)  # Debian 12's; compiled packages are made for one minor version
 # Core compiles its dataset helpers at the start of a run (make, g++, python3-config); scripts ask git and ps
@@ -67,7 +67,7 @@ def place(
     found = _pinned(settings, runtime, report) if settings.origins.get("image") == "the command line" else None
     if found is None:
         identity, models = ensure(settings.build / "cpu", build, runtime, report)
-        found = images.Image(REF, None, identity, None, None), models
+        found = images.Image(REPOSITORY, None, identity, None, None), models
     image, models = found
     runtime.use(image.id)
     inside = environment(models)
@@ -165,7 +165,7 @@ def _make(home: Path, built: CpuEnvironment, client: DockerClient, report: Calla
         recipe.write_layer(own, _standins(built), epoch, folders=FOLDERS)
         layers.append((sha256_file(own), own))
         labels = {LABEL: digest(), MODELS_LABEL: json.dumps(list(built.models))}
-        identity, stream = recipe.archive(layers, REF, epoch, labels=labels)
+        identity, stream = recipe.archive(layers, f"{REPOSITORY}:{digest()[:16]}", epoch, labels=labels)
         report("CPU image: loading it into the engine, a minute or two")
         loaded = [image.id for image in client.images.load(stream)]
     finally:

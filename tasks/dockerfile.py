@@ -106,6 +106,8 @@ def _stages(text: str, args: Mapping[str, str]) -> list[Stage]:
             (local if stages else values)[name] = value
         elif word == "FROM":
             words = [w for w in _filled(rest, values).split() if not w.startswith("--")]
+            if not words:
+                raise UserError(f"FROM {rest}: empty without a value; give --build-arg=NAME=VALUE")
             name = words[2] if len(words) == 3 and words[1].upper() == "AS" else str(len(stages))
             stages.append(Stage(name, words[0]))
             local = {}
