@@ -161,3 +161,26 @@ def test_the_label_follows_the_stand_ins(tmp_path: Path) -> None:
     first = cpu_image.digest(tmp_path)
     (tmp_path / "a").write_text("2")
     assert cpu_image.digest(tmp_path) != first
+
+
+@pytest.mark.parametrize(
+    ("words", "inside"),
+    [({}, False), ({"runtime": "local"}, False), ({"runtime": "docker"}, True), ({"runtime": "podman"}, True)],
+)
+def test_a_rehearsal_is_in_a_container_only_where_the_user_named_the_runtime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: dict[str, str], inside: bool
+) -> None:
+    from tasks.pipeline import Pipeline
+
+    built = cpu_image.environment(["noisy"])
+    monkeypatch.setattr(cpu_image, "place", lambda *_: "in a container")
+    monkeypatch.setattr(cpu, "build", lambda *_: built)
+    paths = {
+        "bridge": str(tmp_path),
+        "nemo_rl": str(tmp_path),
+        "mcore": str(tmp_path),
+        "build": str(tmp_path / "build"),
+    }
+    (tmp_path / "build/cpu").mkdir(parents=True)
+    place = Pipeline(load({**paths, **words}, environ={})).cpu_place
+    assert (place == "in a container") is inside
