@@ -1,4 +1,6 @@
-"""What is installed in an image: Debian's packages and Python distributions with their licences, as JSON on stdout.
+"""What is installed in an image: Debian's packages and Python distributions with their licences, as JSON.
+
+    sbom.py [TOP [OUT]]     the distributions below TOP (default /), to OUT or stdout
 
 Runs inside the image under any python3, standard library only. Every `*.dist-info/METADATA` counts, whichever of the
 image's many environments it is in.
@@ -50,4 +52,9 @@ def python(top: str) -> list:
 
 
 if __name__ == "__main__":
-    json.dump({"debian": debian(), "python": python(sys.argv[1] if len(sys.argv) > 1 else "/")}, sys.stdout)
+    told = json.dumps({"debian": debian(), "python": python(sys.argv[1] if len(sys.argv) > 1 else "/")})
+    if len(sys.argv) > 2:
+        with open(sys.argv[2], "w", encoding="utf-8") as target:
+            target.write(told)
+    else:
+        print(told)

@@ -102,6 +102,16 @@ def build(
     return made
 
 
+def linked(folder: Path, report: Callable[[str], None]) -> CpuEnvironment:
+    """Return `build`'s environment; `venv` below `folder` leads to it, for python=build/cpu/venv/bin/python."""
+    built, link = build(folder, report), folder / "venv"
+    venv = built.python.parent.parent
+    if not link.exists() or link.resolve() != venv.resolve():
+        link.unlink(missing_ok=True)
+        link.symlink_to(venv.name)
+    return built
+
+
 def ready(folder: Path, *, source: Path = SOURCE, python: Path | None = None) -> CpuEnvironment | None:
     """Return the finished environment below `folder` for the present `source`, or None; builds nothing, a few ms."""
     folder = folder.resolve()

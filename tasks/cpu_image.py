@@ -51,13 +51,10 @@ FOLDERS = ("e2e/attempt", "e2e/agent", "opt/Megatron-Bridge", "opt/Megatron-LM",
 _BIN = re.compile(r"^(?:\.\./)+bin/[^,]*,.*$", re.MULTILINE)
 
 
-def place(
-    settings: Settings, workspace: str, build: Callable[[], CpuEnvironment], report: Callable[[str], None]
-) -> Place:
+def place(settings: Settings, workspace: str, report: Callable[[str], None]) -> Place:
     """Return the place of rehearsals in containers; the image is built and loaded where it is not there yet.
 
-    `build` gives the CPU environment of this machine, called only where the image must be made. UserError as
-    `images.resolve`, or for a pinned CPU image that was made from other stand-ins.
+    UserError as `images.resolve`, or for a pinned CPU image that was made from other stand-ins.
     """
     from tasks.runtimes.docker import Docker
 
@@ -66,7 +63,7 @@ def place(
         raise UserError(f"runtime={settings.runtime}: rehearsals run with runtime=local, docker or podman")
     found = _pinned(settings, runtime, report) if settings.origins.get("image") == "the command line" else None
     if found is None:
-        identity, models = ensure(settings.build / "cpu", build, runtime, report)
+        identity, models = ensure(settings.build / "cpu", runtime, report)
         found = images.Image(REPOSITORY, None, identity, None, None), models
     image, models = found
     runtime.use(image.id)
@@ -115,9 +112,7 @@ def _pinned(
     return image, tuple(json.loads(labels[MODELS_LABEL]))
 
 
-def ensure(
-    home: Path, build: Callable[[], CpuEnvironment], runtime: Docker, report: Callable[[str], None]
-) -> tuple[str, tuple[str, ...]]:
+def ensure(home: Path, runtime: Docker, report: Callable[[str], None]) -> tuple[str, tuple[str, ...]]:
     """Return ID and model names of the image on the engine, building and loading what is missing below `home`.
 
     UserError: no engine, no disk, an interpreter of another version than Debian's, mmdebstrap missing or failing.
@@ -126,7 +121,7 @@ def ensure(
 
     if (problem := runtime.available()) is not None:  # before anything slow
         raise UserError(problem.text)
-    built = build()
+    built = cpu.linked(home, report)
     key = sha256_json({"image": digest(), "environment": built.digest})[:16]
     record = home / f"image-{key}.json"
     models = tuple(built.models)

@@ -61,18 +61,20 @@ def _engine(settings: Settings) -> Docker:
 def _update(name: str | None, engine: Docker, *, apply: bool, as_json: bool) -> int:
     from tasks import image_pins
 
-    diff, said = image_pins.update(name, engine, apply=apply)
+    diff, said, unanswered = image_pins.update(name, engine, apply=apply)
     if as_json:
-        print(json.dumps({"diff": diff, "notes": said, "written": bool(apply and diff)}))
-        return 0
+        print(json.dumps({"diff": diff, "notes": said, "written": bool(apply and diff), "unanswered": unanswered}))
+        return 2 if unanswered else 0
     print(diff, end="")
     for line in said:
         print(f"note: {line}")
     done = (
         "written; commit it" if apply and diff else "apply=1 writes it" if diff else "the pins are as the registry says"
     )
-    print(f"Result: Pass - {done}")
-    return 0
+    if unanswered:
+        done = f"no answer for {unanswered} of {len(said)} pins" + (f"; {done}" if diff else "")
+    print(f"Result: {'Blocked' if unanswered else 'Pass'} - {done}")
+    return 2 if unanswered else 0
 
 
 def _build(options: dict[str, str], arguments: list[str], engine: Docker, settings: Settings, *, as_json: bool) -> int:

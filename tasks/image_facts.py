@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 PROGRAM = ROOT / "containers" / "sbom.py"
+OUT = "/e2e-sbom.json"
+LISTING_BYTES = 64 << 20
 LISTING_S = 900  # an image of 50 GB has a million files
 
 
@@ -34,19 +36,26 @@ def bill_of_materials(client: DockerClient, identity: str) -> dict[str, Any]:
     from docker.errors import DockerException
 
     from tasks.runtimes import this_owner
-    from tasks.runtimes.container import LABEL, said
+    from tasks.runtimes.container import LABEL, read_file, said
 
     usual, client.api.timeout = client.api.timeout, LISTING_S
+    container = client.containers.create(
+        identity, ["-c", PROGRAM.read_text(encoding="utf-8"), "/", OUT], entrypoint=["python3"], network_mode="none",
+        user="0:0", labels={LABEL: "1", f"{LABEL}.owner": str(this_owner())},
+    )  # fmt: skip
     try:
-        output = client.containers.run(
-            identity, ["-c", PROGRAM.read_text(encoding="utf-8")], entrypoint=["python3"], network_mode="none",
-            user="0:0", remove=True, stderr=False, labels={LABEL: "1", f"{LABEL}.owner": str(this_owner())},
-        )  # fmt: skip
-    except DockerException as error:
+        container.start()
+        rc = container.wait()["StatusCode"]
+        if rc:
+            last = container.logs(tail=1).decode("utf-8", "replace").strip()
+            raise UserError(f"{identity[:19]} cannot list its packages: python3 ended with {rc}: {last}")
+        listed = json.loads(read_file(container, OUT, LISTING_BYTES))  # a log may be late or empty, a file is not
+    except (DockerException, ValueError) as error:
         raise UserError(f"{identity[:19]} cannot list its packages: {said(error)}") from error
     finally:
         client.api.timeout = usual
-    return cyclonedx(json.loads(output), identity)
+        container.remove(force=True, v=True)
+    return cyclonedx(listed, identity)
 
 
 def cyclonedx(listed: Mapping[str, Any], identity: str) -> dict[str, Any]:

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from tasks.runtimes.docker import Docker
 
 
-def update(name: str | None, engine: Docker, path: Path = images.PINS, *, apply: bool = False) -> tuple[str, list[str]]:
-    """Return the unified diff that pins `name` (every public one if None) anew, and a sentence for each name.
+def update(
+    name: str | None, engine: Docker, path: Path = images.PINS, *, apply: bool = False
+) -> tuple[str, list[str], int]:
+    """Return the unified diff that pins `name` (every public one if None) anew, a sentence each, how many are open.
 
     Writes the file only where `apply`. UserError: no such name, no reference, no answer of engine or registry for the
     one that was named; among all of them, one that gives no answer is a sentence.
@@ -35,7 +37,7 @@ def update(name: str | None, engine: Docker, path: Path = images.PINS, *, apply:
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(pins)}"
         raise UserError(f"{path}: no image {name!r}; {hint}")
     old = text = path.read_text(encoding="utf-8")
-    said = []
+    said, unanswered = [], 0
     for pin in [pins[name]] if name else [p for p in pins.values() if p.reference]:
         if not pin.reference:
             raise UserError(
@@ -45,7 +47,8 @@ def update(name: str | None, engine: Docker, path: Path = images.PINS, *, apply:
         if facts is None:
             if name:
                 raise UserError(f"{pin.reference}: the registry gives nothing: {problem}")
-            said.append(f"{pin.name}: not asked, {problem}")
+            said.append(f"{pin.name}: no answer, {problem}")
+            unanswered += 1
         elif facts["digest"] == pin.digest:
             said.append(f"{pin.name}: {pin.reference} still is {pin.digest}")
         else:
@@ -59,7 +62,7 @@ def update(name: str | None, engine: Docker, path: Path = images.PINS, *, apply:
     )
     if apply and diff:
         write_bytes(path, text.encode())
-    return diff, said
+    return diff, said, unanswered
 
 
 def _ask(pin: Pin, engine: Docker) -> tuple[dict[str, str | None] | None, str]:

@@ -8,12 +8,10 @@ pulled by digest. For the local runtime the environment is the interpreter's ins
 from __future__ import annotations
 
 import difflib
-import io
 import json
 import os
 import re
 import subprocess
-import tarfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -333,18 +331,12 @@ def fingerprint_inside(client: DockerClient, image: EngineImage) -> str | None:
     from docker.errors import NotFound
 
     from tasks.runtimes import this_owner
-    from tasks.runtimes.container import LABEL
+    from tasks.runtimes.container import LABEL, read_file
 
     labels = {LABEL: "1", f"{LABEL}.owner": str(this_owner())}
     container = client.containers.create(str(image.id), ["never-started"], labels=labels, network_mode="none")
     try:
-        stream, status = container.get_archive(FINGERPRINT)
-        if int((status or {}).get("size", 0)) > FINGERPRINT_MAX_BYTES:
-            return None
-        with tarfile.open(fileobj=io.BytesIO(b"".join(stream))) as tar:
-            member = tar.next()
-            source = tar.extractfile(member) if member and member.isreg() else None
-            text = source.read().decode("utf-8", "replace").strip() if source else ""
+        text = read_file(container, FINGERPRINT, FINGERPRINT_MAX_BYTES).decode("utf-8", "replace").strip()
     except NotFound:
         return None
     finally:

@@ -268,28 +268,19 @@ class Pipeline:
     @cached_property
     def cpu_place(self) -> Place:
         """Return the CPU environment of the rehearsals, built on first use: local, or in containers if asked for."""
+
+        def report(line: str) -> None:
+            self.tell("progress", "cpu", text=line)
+
         if self.settings.runtime != "local" and "runtime" in self.settings.origins:  # a default is no request
             from tasks import cpu_image
 
-            return cpu_image.place(self.settings, self.workspace.name, self._cpu_environment, self._tell_cpu)
-        built = self._cpu_environment()
+            return cpu_image.place(self.settings, self.workspace.name, report)
+        built = cpu.linked(self.settings.build / "cpu", report)
         image = {"ref": "CPU environment", "digest": None, "id": built.digest}
         return Place(
             choose("local", workspace=self.workspace.name), os.fspath(built.python), image, built, rehearsal=True
         )
-
-    def _tell_cpu(self, line: str) -> None:
-        self.tell("progress", "cpu", text=line)
-
-    def _cpu_environment(self) -> cpu.CpuEnvironment:
-        """Return the CPU environment of this machine, built where it is not there; build/cpu/venv leads to it."""
-        home = self.settings.build / "cpu"
-        built = cpu.build(home, self._tell_cpu)
-        link = home / "venv"
-        if not link.exists() or link.resolve() != built.python.parent.parent.resolve():
-            link.unlink(missing_ok=True)
-            link.symlink_to(built.python.parent.parent.name)
-        return built
 
     def image(self) -> Stage:
         """Return the stage that names the image and how it fits NeMo-RL, or the local interpreter's environment."""

@@ -174,7 +174,7 @@ def test_a_rehearsal_is_in_a_container_only_where_the_user_named_the_runtime(
 
     built = cpu_image.environment(["noisy"])
     monkeypatch.setattr(cpu_image, "place", lambda *_: "in a container")
-    monkeypatch.setattr(cpu, "build", lambda *_: built)
+    monkeypatch.setattr(cpu, "linked", lambda *_: built)
     paths = {
         "bridge": str(tmp_path),
         "nemo_rl": str(tmp_path),

@@ -64,8 +64,9 @@ def update(path: Path, answers: dict[str, Any], monkeypatch: pytest.MonkeyPatch,
 
 
 def test_all_public_pins_are_asked_and_a_dead_registry_is_a_note(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    diff, said = update(path, {"one": None, "two": B}, monkeypatch, None)
-    assert said == ["one: not asked, connection refused.", f"two: host:5/two:1 is {B}"]
+    diff, said, unanswered = update(path, {"one": None, "two": B}, monkeypatch, None)
+    assert unanswered == 1
+    assert said == ["one: no answer, connection refused.", f"two: host:5/two:1 is {B}"]
     assert f"+    digest: {B}" in diff
     assert path.read_text() == TEXT, "a proposal writes nothing"
     assert update(path, {"one": A, "two": B}, monkeypatch, None, apply=True)[1][0] == f"one: host:5/one:1 still is {A}"
@@ -86,6 +87,12 @@ def test_a_named_pin_that_cannot_be_had_is_a_users_error(
     with pytest.raises(UserError, match=message):
         update(path, {"two": None}, monkeypatch, name, apply=True)
     assert path.read_text() == TEXT
+
+
+def test_a_registry_that_gives_no_answer_is_no_pass(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(image_pins, "update", lambda *_, **__: ("", ["a: no answer, refused."], 1))
+    assert image_commands.main(["update"], settings.load({}, environ={})) == 2
+    assert "Result: Blocked - no answer for 1 of 1 pins" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [["update", "a", "b"], ["show", "--x"], ["build", "name"], ["build", "--nope=1"]])

@@ -153,10 +153,10 @@ def test_a_new_pin_is_proposed_as_a_diff_and_written_on_request(
     )
     before, engine = path.read_text(), Docker(host=HOST)
 
-    def update(**keys: Any) -> tuple[str, list[str]]:
+    def update(**keys: Any) -> tuple[str, list[str], int]:
         return image_pins.update("rl", engine, path, **keys)
 
-    diff, _ = update()
+    diff, _, _ = update()
     assert path.read_text() == before
     for line in ("-    digest: null", f"+    digest: {digest}", "-    verified_by: me", "+    verified_by: null"):
         assert f"\n{line}\n" in diff
@@ -165,7 +165,7 @@ def test_a_new_pin_is_proposed_as_a_diff_and_written_on_request(
     assert (pin.digest, pin.nemo_rl, pin.verified_by) == (digest, sha, None)
     assert path.read_text().startswith("# head\n")
     assert images.resolve_container("rl", engine, pins=path, require_pinned=True).digest == digest
-    assert update() == ("", [f"rl: {registry}/t/rl:v1 still is {digest}"])
+    assert update() == ("", [f"rl: {registry}/t/rl:v1 still is {digest}"], 0)
     # the tag moves to an image that is not here: its commit is unknown, and the old one is not carried over
     second = _variant(client, image, f"{registry}/t/rl:v1", f"ENV NEMO_RL_COMMIT={'0' * 40}")
     client.images.remove(f"{registry}/t/rl:v1")
