@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tasks.fingerprint import compare, drift, of_checkout
+from tasks import answer, digests
+from tasks.fingerprint import compare, drift, of_checkout, stage
 from tests.conftest import run_git
 
 if TYPE_CHECKING:
@@ -74,3 +76,27 @@ def test_another_commit_is_said_and_without_a_fingerprint_its_fit_is_unknown(che
     ]
     found = drift({"fingerprint": None, "nemo_rl_sha": other}, checkout)
     assert [(d.key, d.matters) for d in found] == [("fingerprint", True), ("commit", False)]
+
+
+def test_the_image_stage_is_stale_when_the_checkout_asks_for_other_packages_and_the_report_says_it(
+    checkout: Path, tmp_path: Path
+) -> None:
+    def pipe(**image: str | None) -> Any:
+        found = {"nemo_rl": digests.scan("nemo_rl", checkout, tmp_path / "scan.json")}
+        place, chosen = SimpleNamespace(image=image), SimpleNamespace(nemo_rl=checkout)
+        return SimpleNamespace(place=place, manifests=found, settings=chosen, tell=lambda *_, **__: None)
+
+    fits = {"fingerprint": json.dumps({"pyproject.toml": "a", "uv.lock": "b"})}
+    before, silent = (stage(pipe(**image)).inputs() for image in (fits, {}))
+    assert "differences" not in stage(pipe(**fits)).execute().artefact
+    (checkout / "README.md").write_text("no package")
+    assert stage(pipe(**fits)).inputs() == before
+    (checkout / "uv.lock").write_text("x")
+    (checkout / "tools/generate_fingerprint.py").write_text(TOOL.replace("'b'", "'x'"))
+    assert stage(pipe(**fits)).inputs() != before
+    assert stage(pipe()).inputs() == silent, "nothing can be compared"
+    made = stage(pipe(**fits)).execute().artefact
+    assert [(d["key"], d["matters"]) for d in made["differences"]] == [("uv.lock", True)]
+    report: Any = {"demo": False, "cases": [], "proofs": [], "provenance": {"bridge": {}, "mcore": {}, "image": made}}
+    now: Any = SimpleNamespace(levels=SimpleNamespace(levels={}), settings=SimpleNamespace(overrides=()))
+    assert [text for text in answer.limitations(now, report) if text.startswith("image: uv.lock is not the one")]
