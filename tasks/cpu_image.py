@@ -102,6 +102,7 @@ def _pinned(
     with runtime.client() as client:
         labels = client.images.get(image.id).labels
     if LABEL not in labels:
+        report(f"image={settings.image}: no CPU environment; rehearsals run in one that is built here")
         return None
     if labels[LABEL] != digest():
         raise UserError(

@@ -1,7 +1,7 @@
 """Rehearsals on the real NeMo-RL in the CPU image: Pass, pinned by a registry's digest too, and Fail with k and v swapped.
 
 Needs an engine, BRIDGE_REPO and NEMO_RL_REPO, and E2E_REAL_FULL=1: the image alone takes minutes to build (a Debian from
-the archive, 3.4 GB loaded into the engine); E2E_REAL_BUILD keeps it. See CONTRIBUTING.md.
+the archive, 3.4 GB loaded into the engine); E2E_REAL_BUILD keeps it.
 """
 
 from __future__ import annotations
