@@ -58,6 +58,5 @@ def test_rehearsals_pass_in_a_container_by_digest_too_and_a_swapped_mapping_fail
     assert "ready after" not in real.out, "a pinned image is not built"
     keys = {"k": "self_attn.k_proj.weight", "v": "self_attn.v_proj.weight"}
     real.edit(PROVIDER, {keys["k"]: keys["v"], keys["v"]: keys["k"]})
-    assert real.doit(SFT, GRPO, f"image={image}") == 1, real.out
-    assert [c["verdict"] for c in real.report["cases"]] == ["Fail", "Fail"]
-    assert "token_mult_prob_error" in real.reasons("rehearse.level0.grpo_megatron")
+    assert real.doit(SFT, f"image={image}") == 1, real.out
+    assert 'data["train/loss"]' in real.reasons("rehearse.level1.sft_megatron")
