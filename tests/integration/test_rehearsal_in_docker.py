@@ -52,6 +52,7 @@ def test_rehearsals_pass_in_a_container_by_digest_too_and_a_swapped_mapping_fail
     ]
     for name in client.images.get(image).tags:
         client.images.remove(name)
+    assert image not in [one.id for one in client.images.list(all=True)]
     assert real.doit(SFT, f"image={registry}/e2e/cpu@{pushed[-1]['Digest']}") == 0, real.out
     assert real.report["provenance"]["image"]["id"] == image
     assert not real.report["cases"][0]["cached"], "the name of the image is an input of the run"
