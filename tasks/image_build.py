@@ -14,7 +14,7 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from tasks import digests, dockerfile, images
+from tasks import digests, dockerfile, environment, images
 from tasks.errors import UserError
 from tasks.files import read_json, sha256_file, sha256_json, write_json
 from tasks.settings import ROOT
@@ -92,7 +92,7 @@ def choice(settings: Settings, target: str, given: str) -> tuple[str, dict[str, 
 def arguments(given: str, text: str, commit: str) -> dict[str, str]:
     """Return the build arguments of `args=NAME=VALUE,...`, with NEMO_RL_COMMIT where the Dockerfile `text` takes it.
 
-    Raises UserError for a word without `=` and for an argument that the Dockerfile does not know.
+    Raises UserError for a word without `=`, an argument that the Dockerfile does not know, and a secret.
     """
     known = {rest.partition("=")[0] for word, rest in dockerfile.instructions(text) if word == "ARG"}
     found = {images.COMMIT: commit} if images.COMMIT in known else {}
@@ -100,8 +100,10 @@ def arguments(given: str, text: str, commit: str) -> dict[str, str]:
         name, equals, value = word.partition("=")
         if not equals or name not in known:
             raise UserError(
-                f"args={word}: write NAME=VALUE, with a name of the Dockerfile's: {', '.join(sorted(known))}"
+                f"args={name}: write NAME=VALUE, with a name of the Dockerfile's: {', '.join(sorted(known))}"
             )
+        if environment.secret_names({name: value}):
+            raise UserError(f"args={name}: a build argument can be read in the image for ever; no secrets there")
         found[name] = value
     return dict(sorted(found.items()))
 

@@ -207,7 +207,7 @@ class Invocation(Pipeline):
     def collect_orphans(self) -> list[str]:
         """Stop what provably dead runs of ours left behind; an engine that does not answer is the probe's to report."""
         found = []
-        for name in {"local", self.settings.runtime} - {"slurm"}:
+        for name in sorted({"local", self.settings.runtime} - {"slurm"}):
             with suppress(UserError):
                 found += choose(name, workspace=self.workspace.name).collect_orphans()
         return found

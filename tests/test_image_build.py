@@ -42,6 +42,8 @@ def test_arguments_are_the_dockerfiles_own_and_the_commit_is_always_said() -> No
     for wrong in ("JOBS", "JBOS=4", "=4"):
         with pytest.raises(UserError, match="write NAME=VALUE"):
             arguments(wrong, DOCKERFILE, "")
+    with pytest.raises(UserError, match="^args=HF_TOKEN: a build argument can be read in the image for ever"):
+        arguments("HF_TOKEN=hf_x", f"{DOCKERFILE}ARG HF_TOKEN\n", "")
 
 
 def test_every_input_of_a_build_is_in_its_digest_and_nothing_else(

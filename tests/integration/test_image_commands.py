@@ -159,7 +159,7 @@ def test_a_failing_build_is_a_users_error_with_the_builders_last_lines(checkout:
     with pytest.raises(UserError, match="no such stage"):
         checkout.run("build", target="nope")
     with pytest.raises(
-        UserError, match="args=FLAVOR=x: write NAME=VALUE, with a name of the Dockerfile's: BASE_IMAGE, FLA"
+        UserError, match="args=FLAVOR: write NAME=VALUE, with a name of the Dockerfile's: BASE_IMAGE, FLA"
     ):
         checkout.run("build", args="FLAVOR=x")
 
