@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import json
 import os
 import tarfile
 from pathlib import Path
-from typing import Any, Self
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
@@ -16,6 +18,9 @@ from tasks import cpu, cpu_image, images
 from tasks.errors import UserError
 from tasks.files import sha256_json
 from tasks.settings import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def venv(home: Path, version: str = "3.11.7") -> Path:
@@ -124,6 +129,70 @@ def test_an_attempt_in_a_container_names_paths_of_the_container_only(tmp_path: P
     assert (tmp_path / "cpu/standins/vllm").is_dir()
     link = next((tmp_path / "cpu/hf/hub").glob("*/snapshots/*"))
     assert os.readlink(link) == "/opt/e2e-cpu/models/models/noisy_qwen2"
+
+
+class Store:
+    """An engine's store: keeps what is loaded under the ID of its configuration, or calls it by something else."""
+
+    def __init__(self, kind: str, name: str = "", layers: list[str] | None = None) -> None:
+        self.kind, self.name, self.layers = kind, name, layers
+        self.sent, self.images, self.loaded = list[str](), self, list[SimpleNamespace]()
+
+    def info(self) -> dict[str, Any]:
+        return {"DriverStatus": [["driver-type", "io.containerd.snapshotter.v1" if self.kind == "containerd" else "x"]]}
+
+    def version(self) -> dict[str, Any]:
+        return {"Components": [{"Name": "Podman Engine" if self.kind == "podman" else "Engine"}]}
+
+    def load(self, stream: Any) -> None:
+        with tarfile.open(fileobj=io.BytesIO(b"".join(stream))) as tar:
+            names = tar.getnames()
+            config: Any = json.load(tar.extractfile(names[0]))  # type: ignore[arg-type]
+        self.sent = [name for name in names if name.endswith("/layer.tar")]
+        layers = self.layers or config["rootfs"]["diff_ids"]
+        identity = self.name or f"sha256:{names[0].removesuffix('.json')}"
+        self.loaded.append(SimpleNamespace(id=identity, attrs={"RootFS": {"Layers": layers}}))
+
+    def get(self, _: str) -> SimpleNamespace:
+        return self.loaded[-1]
+
+    def list(self, **_: object) -> list[SimpleNamespace]:
+        return self.loaded
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], str]:
+    (tmp_path / "debian.tar").write_bytes(b"d" * 10240)
+    monkeypatch.setattr(cpu_image, "_base", lambda *_: tmp_path / "debian.tar")
+    top = venv(tmp_path / "made")
+    (tmp_path / "models/data").mkdir(parents=True)
+    built = dataclasses.replace(
+        cpu_image.environment(["noisy"]), python=top / "bin/python", data=tmp_path / "models/data"
+    )
+    return lambda store: cpu_image._make(tmp_path, built, store, lambda _: None)
+
+
+def test_the_image_has_one_id_however_often_it_is_written_and_known_layers_are_not_sent_again(
+    write: Callable[[Any], str],
+) -> None:
+    store, other = Store("docker"), Store("docker")
+    first = write(store)
+    assert (write(other), len(other.sent)) == (first, 3)
+    assert (write(store), len(store.sent)) == (first, 1)
+
+
+@pytest.mark.parametrize("kind", ["containerd", "podman"])
+def test_engines_that_want_every_layer_get_it_and_may_call_the_image_by_its_manifest(
+    write: Callable[[Any], str], kind: str
+) -> None:
+    store = Store(kind, name="sha256:manifest")
+    assert [write(store), write(store)] == ["sha256:manifest"] * 2
+    assert len(store.sent) == 3
+
+
+def test_an_image_with_other_layers_than_were_sent_is_refused(write: Callable[[Any], str]) -> None:
+    with pytest.raises(UserError, match="the engine made sha256:x out of the CPU image"):
+        write(Store("docker", name="sha256:x", layers=["sha256:1"]))
 
 
 class Pinned:

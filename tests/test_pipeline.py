@@ -377,3 +377,23 @@ def test_rehearsals_leave_the_host_only_for_a_runtime_on_the_command_line(
     pipe.__dict__.update(cpu_place=here, workspace=SimpleNamespace(name="w"))
     assert pipe.place_of("cpu") is (there if contained else here)
     assert pipe.cpu_place is here, "proofs run on this machine"
+
+
+@pytest.mark.parametrize(
+    ("requested", "planned", "made"),
+    [
+        (["cpu"], ["cpu"], "image"), (["rehearse:x"], ["cpu", "probe-cpu", "check:rehearse.x"], "image"),
+        (["proof:qwen2"], ["cpu", "proof:qwen2"], "environment"), (["level1"], ["cpu", "gate:qwen2"], "environment"),
+    ],
+)  # fmt: skip
+def test_the_image_of_the_cpu_environment_is_made_for_rehearsals_alone(tmp_path, monkeypatch, requested, planned, made):
+    from tasks.invocation import Invocation
+    from tasks.settings import Settings
+
+    asked = []
+    for name, what in (("rehearsal_place", "image"), ("cpu_place", "environment")):
+        monkeypatch.setattr(Invocation, name, property(lambda _, what=what: asked.append(what) or True))
+    now = Invocation(Settings(build=tmp_path, levels=tmp_path, python=tmp_path))
+    now.requested, now.planned = requested, planned
+    assert now.do_cpu() is True
+    assert asked == [made]
