@@ -1,4 +1,4 @@
-"""Rehearsals on the real NeMo-RL in the CPU image: Pass, pinned by a registry's digest too, and Fail with k and v swapped.
+"""Rehearsals on the real NeMo-RL in the CPU image: Pass, Fail with k and v swapped, Pass by a registry's digest.
 
 Needs an engine, BRIDGE_REPO and NEMO_RL_REPO, and E2E_REAL_FULL=1: the image alone takes minutes to build (a Debian from
 the archive, 3.4 GB loaded into the engine); E2E_REAL_BUILD keeps it.
@@ -25,11 +25,14 @@ pytestmark = [
 ]
 
 
-def test_rehearsals_pass_in_a_container_by_digest_too_and_a_swapped_mapping_fails(
-    client, registry, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("DOCKER_HOST", HOST)
-    real = Real(tmp_path, runtime="docker")
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", HOST)
+        yield Real(tmp_path_factory.mktemp("real"), runtime="docker")
+
+
+def test_sft_and_the_whole_grpo_loop_pass_and_files_come_back_to_the_caller(client, real):
     before = [run_git(repo, "status", "--porcelain", "--ignored") for repo in (real.bridge, real.nemo_rl)]
     assert real.doit(SFT, GRPO) == 0, real.out
     assert [(c["verdict"], c["rehearsal"]) for c in real.report["cases"]] == [("Pass", True)] * 2
@@ -42,22 +45,28 @@ def test_rehearsals_pass_in_a_container_by_digest_too_and_a_swapped_mapping_fail
     assert [run_git(repo, "status", "--porcelain", "--ignored") for repo in (real.bridge, real.nemo_rl)] == before
     assert real.doit(SFT, GRPO) == 0, real.out
     assert all(c["cached"] for c in real.report["cases"])
-    # the same image by the digest that a registry gives, on an engine that has it no more
+
+
+def test_k_and_v_swapped_in_the_bridges_mapping_is_a_fail(client, real):
+    keys = {"k": "self_attn.k_proj.weight", "v": "self_attn.v_proj.weight"}
+    real.edit(PROVIDER, {keys["k"]: keys["v"], keys["v"]: keys["k"]})
+    try:
+        assert real.doit(SFT) == 1, real.out
+    finally:
+        real.revert()
+    assert 'data["train/loss"]' in real.reasons("rehearse.level1.sft_megatron")
+
+
+def test_the_image_is_pulled_by_the_digest_that_a_registry_gives_and_not_built_again(client, real, registry):
+    assert real.doit(SFT) == 0, real.out
     image = real.report["provenance"]["image"]["id"]
     client.images.get(image).tag(f"{registry}/e2e/cpu", "1")
-    pushed = [
-        line["aux"]
-        for line in client.images.push(f"{registry}/e2e/cpu", "1", stream=True, decode=True)
-        if "aux" in line
-    ]
+    told = client.images.push(f"{registry}/e2e/cpu", "1", stream=True, decode=True)
+    digest = [line["aux"]["Digest"] for line in told if "aux" in line][-1]
     for name in client.images.get(image).tags:
         client.images.remove(name)
     assert image not in [one.id for one in client.images.list(all=True)]
-    assert real.doit(SFT, f"image={registry}/e2e/cpu@{pushed[-1]['Digest']}") == 0, real.out
+    assert real.doit(SFT, f"image={registry}/e2e/cpu@{digest}") == 0, real.out
     assert real.report["provenance"]["image"]["id"] == image
     assert not real.report["cases"][0]["cached"], "the name of the image is an input of the run"
     assert "ready after" not in real.out, "a pinned image is not built"
-    keys = {"k": "self_attn.k_proj.weight", "v": "self_attn.v_proj.weight"}
-    real.edit(PROVIDER, {keys["k"]: keys["v"], keys["v"]: keys["k"]})
-    assert real.doit(SFT, f"image={image}") == 1, real.out
-    assert 'data["train/loss"]' in real.reasons("rehearse.level1.sft_megatron")
