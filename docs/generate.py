@@ -55,7 +55,7 @@ SETTINGS = {
     "bridge": "Checkout of Megatron-Bridge under test.",
     "nemo_rl": "Checkout of NeMo-RL.",
     "mcore": "Checkout of Megatron-LM; by default the Bridge's 3rdparty/Megatron-LM.",
-    "image": "Image with NeMo-RL: a reference, or a name of containers/images.yaml.",
+    "image": "Image with NeMo-RL: a reference, a name of containers/images.yaml, or `build` for what `doit image build` made.",
     "runtime": "Where runs happen.",
     "build": "Folder of all state; by default `build` in this project.",
     "levels": "A levels file instead of the shipped one.",
@@ -85,8 +85,9 @@ SETTINGS = {
     "key": "SSH key that signs a bundle.",
     "tolerance": "Relative difference that `doit reproduce` allows: 0.05, or a list TAG:VALUE.",
     "apply": "`doit image update apply=1` writes the proposed pin into containers/images.yaml.",
-    "target": "Stage of NeMo-RL's Dockerfile that `doit image build` builds; by default its last.",
+    "target": "Stage of NeMo-RL's Dockerfile that `doit image build` builds; by default release, else its last.",
     "args": "Build arguments of `doit image build`: NAME=VALUE,NAME=VALUE.",
+    "cache": "Image reference that `doit image build` reads and writes buildx's cache by.",
     "annotations": "github or azure: `doit report` prints lines for beside the code.",
 }
 

@@ -109,8 +109,10 @@ def provenance(now: Invocation) -> dict[str, Any]:
         found[kind] = {
             k: v for k, v in (known or {"path": os.fspath(now.settings.checkout(kind))}).items() if k != "components"
         }
-    image = now.outcomes.get("image")
+    image, probe = (now.outcomes.get(task) for task in ("image", "probe-cpu"))
     described = dict(image.record.artefact) if image and image.record else {}
+    if not described and probe and probe.record:
+        described = dict(probe.record.artefact.get("image", {}))  # of rehearsals
     found["image"] = {k: v for k, v in described.items() if k not in ("verdict", "reasons")}
     found["host"] = os.uname().nodename
     needs_gpus = any(task.startswith("run:") and now.case(task[4:]).gpus for task in now.planned)
@@ -329,6 +331,8 @@ def limitations(now: Invocation, report: Mapping[str, Any]) -> list[str]:
     pinned, core = report["provenance"]["bridge"].get("core_pin"), report["provenance"]["mcore"].get("sha")
     if pinned and core and pinned != core:
         found.append(f"Megatron-Core under test is {core[:12]}, the Bridge's commit pins {pinned[:12]}")
+    for one in report["provenance"].get("image", {}).get("differences", ()):
+        found += [f"image: {one['text']}"] if one["matters"] else []
     if now.settings.overrides:
         found.append(f"overrides of the command line: {' '.join(now.settings.overrides)}")
     return list(dict.fromkeys(found))

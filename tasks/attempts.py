@@ -46,13 +46,17 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where attempts run: the runtime, the interpreter as it sees it, the image, the CPU stand-ins if it has them."""
+    """Where attempts run: the runtime, the interpreter as it sees it, the image, the CPU stand-ins if it has them.
+
+    `libraries`: folders of modules in the image -> where their byte code is kept here.
+    """
 
     runtime: Runtime
     interpreter: str
     image: Mapping[str, Any]
     cpu: CpuEnvironment | None = None
     rehearsal: bool = False
+    libraries: Mapping[Path, Path] = field(default_factory=dict)
 
     def root(self, kind: str, attempt: Path, trees: Mapping[str, Tree]) -> str:
         """Return where the tree of `kind` is for the run: the attempt's work copy, or the snapshot itself."""
@@ -134,13 +138,12 @@ def perform(
     compiled = _byte_code(place, trees, folder, paths) if local or place.cpu else {}
     if not attached:
         bytecode.share(folder / "work" / "pycache", compiled)
-    pretended = (
-        cpu.environment(place.cpu, folder, gpus=max(1, what.gpus), standins=what.standins, cuda=what.cuda)
-        if place.cpu
-        else None
-    )
-    if pretended is not None and not local:
-        pretended = cpu.in_container(pretended, folder, paths["attempt"])
+    pretended = None
+    if place.cpu:
+        pretended = cpu.environment(
+            place.cpu, folder, gpus=max(1, what.gpus), standins=what.standins, cuda=what.cuda,
+            seen="" if local else paths["attempt"],
+        )  # fmt: skip
     # Unix sockets of Ray end at 107 bytes: its folder must be short, and it must be ours alone
     ray = Path(tempfile.mkdtemp(prefix="e2e-ray-")) if local and pretended is None else None
     user = environment.passed(os.environ)
@@ -170,7 +173,12 @@ def perform(
         id=folder.name,
         argv=(f"{paths['agent']}/agent.py", f"{paths['attempt']}/spec.json"),
         interpreter=place.interpreter,
-        mounts=(*_mounts(trees, folder, paths), *_host_folders(user), *_cpu_folders(place, compiled)),
+        mounts=(
+            *_mounts(trees, folder, paths),
+            *_host_folders(user),
+            # byte code at its own path, where the links in the attempt lead, so that only the first run compiles
+            *(Mount(p, os.fspath(p), read_only=False) for p in sorted({*compiled.values()}) if not local),
+        ),
         env=env,
         secrets=hidden,
         gpus=0 if place.cpu else what.gpus,
@@ -200,20 +208,17 @@ def without_ours(pretended: Mapping[str, str]) -> dict[str, str]:
 
 def _byte_code(place: Place, trees: Mapping[str, Tree], folder: Path, paths: Mapping[str, str]) -> dict[Path, Path]:
     """Return folder of sources, as the run sees it -> where its byte code is kept, for what nobody edits."""
-    found = {}
+    found = dict(place.libraries)
     for kind, tree in trees.items():
         kept = bytecode.beside(tree.path)
         if kept is not None:
             top, home = kept
             found[Path(paths[kind])] = home / tree.path.relative_to(top)
-    if place.cpu is None:
-        home = folder.parents[2] / f"{bytecode.NAME}-{sha256_json(place.image)[:16]}"
-        return found | bytecode.of_interpreter(Path(place.interpreter), home)
-    home = place.cpu.python.parents[2] / f"{bytecode.NAME}-{place.cpu.digest[:16]}"
-    packages = bytecode.of_interpreter(place.cpu.python, home)
-    if place.runtime.name != "local":  # a standard library that is the image's own is not the one seen from here
-        packages = {lib: kept for lib, kept in packages.items() if lib.parent in cpu.folders(place.cpu)}
-    return found | packages
+    if place.runtime.name != "local":
+        return found
+    home = place.cpu.python.parents[2] if place.cpu else folder.parents[2]
+    name = place.cpu.digest if place.cpu else sha256_json(place.image)
+    return found | bytecode.of_interpreter(Path(place.interpreter), home / f"{bytecode.NAME}-{name[:16]}")
 
 
 def _mounts(trees: Mapping[str, Tree], folder: Path, paths: Mapping[str, str]) -> Sequence[Mount]:
@@ -221,17 +226,6 @@ def _mounts(trees: Mapping[str, Tree], folder: Path, paths: Mapping[str, str]) -
     hosts |= {kind: folder / "work" / kind for kind in WRITABLE}
     return [
         Mount(source=host, target=paths[kind], read_only=kind in ("bridge", "agent")) for kind, host in hosts.items()
-    ]
-
-
-def _cpu_folders(place: Place, compiled: Mapping[Path, Path]) -> list[Mount]:
-    """Mount the CPU environment where it is, and where its byte code is kept, so that only the first run compiles."""
-    if place.cpu is None or place.runtime.name == "local":
-        return []
-    kept = sorted({*compiled.values()})
-    return [
-        *(Mount(source=path, target=os.fspath(path), read_only=True) for path in cpu.folders(place.cpu)),
-        *(Mount(source=path, target=os.fspath(path), read_only=False) for path in kept),
     ]
 
 

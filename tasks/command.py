@@ -39,12 +39,12 @@ class Run(DoitRun):  # type: ignore[misc]  # doit has no types
     def prepare(self, names: list[str]) -> list[str]:
         """Return the tasks to run; commands that are runs by another name override this.
 
-        `image update` and `image build` are commands, though `image` alone is a stage.
+        `image build`, `image update` and `image show` are commands, though `image` alone is a stage.
         """
-        if names[:1] == ["image"] and names[1:2] in (["update"], ["build"]):
-            from tasks import image_build
+        if names[:1] == ["image"] and names[1:2] in (["build"], ["update"], ["show"]):
+            from tasks import image_commands
 
-            raise SystemExit(image_build.command(invocation.current(), names[1], names[2:]))
+            raise SystemExit(image_commands.main(names[1:], invocation.current().settings))
         return names
 
     def parse_execute(self, in_args: Sequence[str]) -> int:

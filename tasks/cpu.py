@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,6 @@ SOCKET_PATH_BYTES = 107  # sun_path of Linux, without the final zero
 RAY_SOCKET_SUFFIX_BYTES = 70  # /ray/session_2026-11-30_21-08-12_123456_1234567/sockets/plasma_store and some
 # scripts that insist on a stock name find this model under it in the attempt's own model cache
 STOCK_NAMES = {"Qwen/Qwen2.5-0.5B": "noisy_qwen2"}
-CONTAINER_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _REVISION = "0" * 39 + "1"
 
 
@@ -103,6 +102,16 @@ def build(
     return made
 
 
+def linked(folder: Path, report: Callable[[str], None]) -> CpuEnvironment:
+    """Return `build`'s environment; `venv` below `folder` leads to it, for python=build/cpu/venv/bin/python."""
+    built, link = build(folder, report), folder / "venv"
+    venv = built.python.parent.parent
+    if not link.exists() or link.resolve() != venv.resolve():
+        link.unlink(missing_ok=True)
+        link.symlink_to(venv.name)
+    return built
+
+
 def ready(folder: Path, *, source: Path = SOURCE, python: Path | None = None) -> CpuEnvironment | None:
     """Return the finished environment below `folder` for the present `source`, or None; builds nothing, a few ms."""
     folder = folder.resolve()
@@ -118,7 +127,7 @@ def ready(folder: Path, *, source: Path = SOURCE, python: Path | None = None) ->
     return CpuEnvironment(
         python=venv / "bin" / "python",
         env={
-            **_constant(),
+            **constant(),
             "PATH": os.pathsep.join([str(place / "bin"), str(venv / "bin"), os.environ.get("PATH", os.defpath)]),
             "NEMO_RL_VENV_DIR": str(place / "ray_venvs"),
         },
@@ -135,40 +144,48 @@ def digest(source: Path = SOURCE, python: Path | None = None) -> str:
 
     Not of what measures in the environment, proof/: a proof has its digest among its own inputs.
     """
-    files = {
+    return sha256_json({"schema": SCHEMA, "files": contents(source), "python": _version(python or _interpreter())})
+
+
+def contents(source: Path = SOURCE) -> dict[str, list[str | bool]]:
+    """Return name -> [hex SHA-256, exec bit] of every file of `source`."""
+    return {
         str(path.relative_to(source)): [hashlib.sha256(path.read_bytes()).hexdigest(), os.access(path, os.X_OK)]
         for path in _sources(source)
     }
-    return sha256_json({"schema": SCHEMA, "files": files, "python": _version(python or _interpreter())})
 
 
 def environment(
-    cpu: CpuEnvironment, attempt: Path, *, gpus: int, standins: Iterable[str] = (), cuda: bool = True
+    cpu: CpuEnvironment, attempt: Path, *, gpus: int, standins: Iterable[str] = (), cuda: bool = True, seen: str = ""
 ) -> AttemptEnvironment:
     """Return the variables of one attempt with `gpus` fake GPUs, and make the folders that they name.
 
     Everything that a run leaves behind lies in `attempt`, but for a short folder for Ray's sockets (a path of at most
     107 bytes) whose name follows from `attempt`; give it back with `release`. `cuda=False` is for imports and unit
-    suites, which want torch as it is. Raises UserError for an unknown stand-in or too deep a temporary folder.
+    suites, which want torch as it is. `seen`: the attempt's path in a container, whose /tmp is its own. Raises
+    UserError for an unknown stand-in or too deep a temporary folder.
     """
     unknown = sorted(set(standins) - set(cpu.standins))
     if unknown:
         raise UserError(f"unknown stand-in {unknown[0]!r}; there are: {', '.join(sorted(cpu.standins))}")
     attempt = attempt.resolve()
     place = attempt / "cpu"
-    tag, temporary = _tag(attempt), _temporary(attempt)
-    homes = {"HOME": place / "home", "HF_HOME": place / "hf", "NRL_MEGATRON_CHECKPOINT_DIR": place / "converted"}
-    for path in (*homes.values(), temporary):
+    inside = f"{seen}/cpu" if seen else str(place)
+    tag, temporary = _tag(attempt), Path("/tmp") if seen else _temporary(attempt)  # noqa: S108
+    homes = {"HOME": "home", "HF_HOME": "hf", "NRL_MEGATRON_CHECKPOINT_DIR": "converted"}
+    for path in (*(place / name for name in homes.values()), temporary):
         path.mkdir(parents=True, exist_ok=True)
-    _stock_models(homes["HF_HOME"] / "hub", cpu.models)
-    chosen = [_own_copy(Path(cpu.standins[name]), place / "standins" / name) for name in OPTIONAL if name in standins]
+    _stock_models(place / "hf" / "hub", cpu.models)
+    chosen = [name for name in OPTIONAL if name in standins]
+    for name in chosen:
+        _own_copy(Path(cpu.standins[name]), place / "standins" / name)
     # The first entries are the fake GPUs, because nvml.py indexes this list by LOCAL_RANK; the last one only makes the
     # tag under which init_ray knows a cluster as its own distinct (virtual_cluster.py, surprise: it joins others).
     visible = ",".join([*map(str, range(gpus)), str(tag)])
     own_tag = "nrl_tag_" + "_".join(sorted(visible.split(",")))
     env = {
         **cpu.env,
-        **{name: str(path) for name, path in homes.items()},
+        **{name: f"{inside}/{folder}" for name, folder in homes.items()},
         "CUDA_VISIBLE_DEVICES": visible,
         "E2E_CPU": "run" if cuda else "import",
         "E2E_CPU_TAG": str(tag),
@@ -178,34 +195,8 @@ def environment(
         "RAY_TMPDIR": str(temporary),
         "TMPDIR": str(temporary),
     }
-    return AttemptEnvironment(env=env, pythonpath=(*cpu.pythonpath, *chosen), temporary=temporary, python=cpu.python)
-
-
-def folders(cpu: CpuEnvironment) -> tuple[Path, ...]:
-    """Return what a container must see at its own path, to read only: packages, models, stand-ins, the Python itself.
-
-    Debian's own Python lies in /usr, which is the image's: there the image must bring the same one.
-    """
-    venv = cpu.python.parent.parent
-    bases, python = {cpu.python.resolve().parent.parent}, cpu.python
-    while python.is_symlink():  # a folder on the way may be a link too, and is then asked for by that name
-        python = python.parent / python.readlink()
-        bases.add(python.parent.parent)
-    mine = {venv, cpu.data.parent, Path(cpu.env["NEMO_RL_VENV_DIR"]).parent}
-    return tuple(sorted(mine | (bases - {Path("/usr"), venv})))
-
-
-def in_container(made: AttemptEnvironment, attempt: Path, target: str) -> AttemptEnvironment:
-    """Return `made` as a container sees it in which the attempt's folder is `target` and /tmp its own."""
-    folder, temporary = os.fspath(attempt.resolve()), os.fspath(made.temporary)
-
-    def seen(value: str) -> str:
-        return value.replace(folder, target).replace(temporary, "/tmp")  # noqa: S108 - the container's, not the host's
-
-    env = {name: seen(value) for name, value in made.env.items()}
-    base = os.fspath(made.python.resolve().parent)  # Core's Makefile asks this Python's python3-config
-    env["PATH"] = os.pathsep.join([*env["PATH"].split(os.pathsep)[:2], base, CONTAINER_PATH])
-    return replace(made, env=env, pythonpath=tuple(map(seen, made.pythonpath)))
+    pythonpath = (*cpu.pythonpath, *(f"{inside}/standins/{name}" for name in chosen))
+    return AttemptEnvironment(env=env, pythonpath=pythonpath, temporary=temporary, python=cpu.python)
 
 
 def release(attempt: Path) -> None:
@@ -229,7 +220,7 @@ def substitute(texts: Iterable[str], cpu: CpuEnvironment, model: str, **trees: P
     return tuple(done)
 
 
-def _constant() -> dict[str, str]:
+def constant() -> dict[str, str]:
     """Return the variables that every attempt shares; each says why it is there."""
     return {
         "NEMO_RL_PY_EXECUTABLES_SYSTEM": "1",  # one interpreter for driver and workers, no uv environments
@@ -284,8 +275,7 @@ def _check_version(python: Path) -> None:
 
 
 def _sources(source: Path) -> list[Path]:
-    made = (p for p in source.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
-    found = sorted(p for p in made if p.relative_to(source).parts[0] != "proof")
+    found = sorted(p for p in source.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
     if not found:
         raise UserError(f"{source} holds no CPU environment; is this checkout complete?")
     return found
@@ -318,10 +308,9 @@ def _freeze(place: Path, source: Path, venv: Path, models: Path) -> None:
     making.rename(place)
 
 
-def _own_copy(standin: Path, target: Path) -> str:
+def _own_copy(standin: Path, target: Path) -> None:
     """Copy a stand-in into the attempt: NeMo-RL rewrites files of vLLM in place (vllm/patches.py)."""
     shutil.copytree(standin, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    return str(target)
 
 
 def _stock_models(hub: Path, models: Mapping[str, Path]) -> None:

@@ -1,26 +1,23 @@
-"""`doit image build`: the NeMo-RL image from the checkout's own Dockerfile, our thin layer on it, and what is inside.
+"""An image from the NeMo-RL checkout's own Dockerfile, named by the digest of what goes into it.
 
-Its digest is that of its inputs: Dockerfile, checkout content, build arguments, target, our layer. With equal inputs
-and the image on the engine nothing is built. The record keeps inputs, image ID, layers and the SBOM file's hash. Two
-builds have different IDs even so (the time is in an image's configuration): an image is built once and pushed.
-
-buildx where the client has it, else the classic builder, which NeMo-RL's present Dockerfile is too new for.
+Protocol: the inputs are the Dockerfile, the context files that the target copies, target, build arguments, the digests
+of its base images and our thin layer. `doit image build` builds them as nemo-rl-e2e/nemo-rl:<digest> and leaves
+provenance.json, sbom.json and build.log in build/images/<digest>/. `image=build` means that image: where an input has
+changed since, there is none of that name, and the image stage says which input it was.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import re
 import shutil
 import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
-from tasks import digests, files, images, records
+from tasks import digests, dockerfile, environment, images
 from tasks.errors import UserError
-from tasks.runtimes.container import LABEL, said
-from tasks.runtimes.job import this_owner
+from tasks.files import read_json, sha256_file, sha256_json, write_json
+from tasks.settings import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,193 +25,235 @@ if TYPE_CHECKING:
 
     from docker import DockerClient
 
-    from tasks.pipeline import Pipeline
     from tasks.runtimes.docker import Docker
+    from tasks.settings import Settings
 
 DOCKERFILE = "docker/Dockerfile"
-LAYER = images.PINS.parent / "Dockerfile"
+THIN = ROOT / "containers" / "Dockerfile"
+TARGET = "release"  # what NeMo-RL publishes; the last stages of its Dockerfile export build caches
+SOURCE_STAGE = "nemo-rl"  # clones a revision from the network unless the checkout takes its place
 REPOSITORY = "nemo-rl-e2e/nemo-rl"
-# Runs inside, with whatever python3 there is: every Debian package and every Python distribution on the disk.
-INVENTORY = r"""
-import email, json, os
-dpkg, pip, skip = [], [], {"/proc", "/sys", "/dev"}
-try:
-    for block in open("/var/lib/dpkg/status", encoding="utf-8", errors="replace").read().split("\n\n"):
-        fields = email.message_from_string(block)
-        if "installed" in str(fields["Status"]).split():
-            dpkg.append([fields["Package"], fields["Version"], fields["Architecture"]])
-except OSError:
-    pass
-for top, names, _ in os.walk("/"):
-    names[:] = [name for name in names if os.path.join(top, name) not in skip]
-    for name in names:
-        path = os.path.join(top, name, "METADATA" if name.endswith(".dist-info") else "PKG-INFO")
-        if name.endswith((".dist-info", ".egg-info")) and os.path.isfile(path):
-            fields = email.message_from_string(open(path, encoding="utf-8", errors="replace").read())
-            licence = (fields["License-Expression"] or fields["License"] or "").split("\n")[0]
-            pip.append([fields["Name"], fields["Version"], licence, top])
-print(json.dumps({"dpkg": sorted(dpkg), "pip": sorted(pip, key=str)}))
-"""
+INPUTS_LABEL = "nemo-rl-e2e.inputs"
 
 
-def arguments(text: str | None, dockerfile: str, commit: str | None) -> dict[str, str]:
-    """Return the build arguments of `args=NAME=VALUE,...`, with NEMO_RL_COMMIT where the Dockerfile takes it.
+def inputs(
+    settings: Settings, client: DockerClient, target: str, args: Mapping[str, str], known: Mapping[str, str]
+) -> dict[str, str]:
+    """Return name -> digest of everything that goes into the image; `known`: inputs of an earlier build.
 
-    Raises UserError for a word without `=` and for an argument that the Dockerfile does not know.
+    A base image that neither engine nor registry can name now counts as unchanged if it was `known`. UserError: no
+    Dockerfile, no such target, a base that nobody knows.
     """
-    known = set(re.findall(r"^ARG\s+(\w+)", dockerfile, flags=re.MULTILINE))
-    given = {images.COMMIT: commit} if commit and images.COMMIT in known else {}
-    for word in filter(None, (text or "").split(",")):
+    checkout = settings.checkout("nemo_rl")
+    text = read(checkout)
+    needs = dockerfile.needs(text, target, args, contexts=_contexts(text))
+    manifest = digests.scan("nemo_rl", checkout, settings.build / "images" / "scan.json")
+    files = dict(manifest.files)
+    found = {
+        f"file {name}": f"{files[name].mode} {files[name].sha}" for name in dockerfile.copied(files, needs.sources)
+    }
+    for name in (DOCKERFILE, ".dockerignore"):
+        if name in files:
+            found[f"file {name}"] = f"{files[name].mode} {files[name].sha}"
+    for ref in needs.bases:
+        found[f"base {ref}"] = _base(client, ref) or known.get(f"base {ref}") or ""
+        if not found[f"base {ref}"]:
+            raise UserError(f"{ref}: the base image is neither on this engine nor given by its registry")
+    return {**found, "target": target, "arguments": sha256_json(dict(args)), "thin layer": sha256_file(THIN)}
+
+
+def read(checkout: Path) -> str:
+    """Return the checkout's Dockerfile."""
+    path = checkout / DOCKERFILE
+    if not path.is_file():
+        raise UserError(f"{path}: this NeMo-RL has no such Dockerfile; give a published image with image=REF")
+    return path.read_text(encoding="utf-8")
+
+
+def _contexts(text: str) -> tuple[str, ...]:
+    stages = (rest.split() for word, rest in dockerfile.instructions(text) if word == "FROM")
+    return (SOURCE_STAGE,) if any(words[-1] == SOURCE_STAGE for words in stages) else ()
+
+
+def _base(client: DockerClient, ref: str) -> str:
+    if "@sha256:" in ref:
+        return ref.partition("@")[2]
+    here = images.present(client, ref)
+    return str(here.id) if here else images.registry_digest(client, ref)[0] or ""
+
+
+def choice(settings: Settings, target: str, given: str) -> tuple[str, dict[str, str]]:
+    """Return target and build arguments: NeMo-RL's usual ones, unless the user says others."""
+    text, commit = read(settings.checkout("nemo_rl")), digests.git(settings.checkout("nemo_rl"), "rev-parse", "HEAD")
+    stages = {rest.split()[-1] for word, rest in dockerfile.instructions(text) if word == "FROM"}
+    return target or (TARGET if TARGET in stages else ""), arguments(given, text, commit.strip())
+
+
+def arguments(given: str, text: str, commit: str) -> dict[str, str]:
+    """Return the build arguments of `args=NAME=VALUE,...`, with NEMO_RL_COMMIT where the Dockerfile `text` takes it.
+
+    Raises UserError for a word without `=`, an argument that the Dockerfile does not know, and a secret.
+    """
+    known = {rest.partition("=")[0] for word, rest in dockerfile.instructions(text) if word == "ARG"}
+    found = {images.COMMIT: commit} if images.COMMIT in known else {}
+    for word in filter(None, given.split(",")):
         name, equals, value = word.partition("=")
         if not equals or name not in known:
             raise UserError(
-                f"args={word}: write NAME=VALUE, with a name of the Dockerfile's: {', '.join(sorted(known))}"
+                f"args={name}: write NAME=VALUE, with a name of the Dockerfile's: {', '.join(sorted(known))}"
             )
-        given[name] = value
-    return dict(sorted(given.items()))
+        if environment.secret_names({name: value}):
+            raise UserError(f"args={name}: a build argument can be read in the image for ever; no secrets there")
+        found[name] = value
+    return dict(sorted(found.items()))
 
 
-def inputs(dockerfile: str, context: str, args: Mapping[str, str], target: str) -> dict[str, str]:
-    """Return the named inputs of a build; equal ones need no second build. `context` is the checkout's digest."""
-    return {
-        "dockerfile": files.sha256_json(dockerfile),
-        "context": context,
-        "args": files.sha256_json(dict(args)),
-        "target": target,
-        "layer": files.sha256_file(LAYER),
-    }
+def wanted(settings: Settings, engine: Docker) -> str:
+    """Return the ID of the image for the checkout as it is now; where it is not built, UserError says what changed."""
+    from docker.errors import DockerException
+
+    last = read_json(settings.build / "images" / "last.json")
+    if not isinstance(last, dict):
+        raise UserError("image=build: nothing was built yet; run `doit image build`")
+    target, args = choice(settings, last["target"], last["given"])
+    try:
+        with engine.client() as client:
+            now = inputs(settings, client, target, args, last["inputs"])
+            digest = sha256_json(now)
+            here = images.present(client, f"{REPOSITORY}:{digest[:16]}")
+            if here is None or here.labels.get(INPUTS_LABEL) != digest:  # anybody can give a name
+                raise UserError(
+                    f"image=build: not built for these inputs ({changes(last['inputs'], now)}); run `doit image build`"
+                )
+    except (DockerException, OSError) as error:
+        raise engine.unusable("image=build", error) from error
+    return str(here.id)
 
 
-def build(pipe: Pipeline, engine: Docker, *, target: str, args: str | None, say: Callable[[str], None]) -> int:
-    """Build what is not built, print ID, size, layers and inventory, keep the record; return 0.
+def changes(old: Mapping[str, str], new: Mapping[str, str]) -> str:
+    """Return which inputs differ, at most five by name."""
+    names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more if names else "nothing changed, the engine has lost it"
 
-    Raises UserError: no checkout, Dockerfile, client or engine; a build that fails; a checkout changed meanwhile.
+
+def build(
+    settings: Settings,
+    engine: Docker,
+    report: Callable[[str], None],
+    *,
+    target: str = "",
+    args: str = "",
+    cache: str = "",
+) -> dict[str, Any]:
+    """Return the provenance of the image for the present inputs, building it where the engine has it not.
+
+    `cache`: an image reference that buildx reads and writes its cache by. UserError: what `inputs` says, a builder that
+    cannot or fails (with its last lines), a checkout that changed meanwhile.
     """
     from docker.errors import DockerException
 
-    root, context = pipe.settings.checkout("nemo_rl"), pipe.manifests["nemo_rl"]
-    try:
-        dockerfile = (root / DOCKERFILE).read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{root / DOCKERFILE}: {error.strerror}; this NeMo-RL has no Dockerfile there") from error
-    given = arguments(args, dockerfile, context.head)
-    named = inputs(dockerfile, context.digest, given, target)
-    key = records.input_digest(named)
-    tag = f"{REPOSITORY}:{key[:12]}"
+    from tasks import image_facts
+
+    home = settings.build / "images"
+    last = read_json(home / "last.json") or {}
+    target, given = choice(settings, target, args)
     try:
         with engine.client() as client:
-            known = pipe.records.find("image-build", "", named)
-            if known and known.reusable and not pipe.records.damaged(known) and _has(client, known.artefact["id"]):
-                say(f"{known.artefact['tag']} is built already (inputs {key[:12]}, {known.finished})")
-                return _told(known.artefact, say)
-            started = time.monotonic()
-            _build(engine, root, f"{tag}-base", file=root / DOCKERFILE, args=given, target=target, text=dockerfile)
-            if digests.scan("nemo_rl", root, pipe.workspace.root / "cache" / "nemo_rl.json").digest != context.digest:
-                raise UserError(f"{root} changed while the image was built from it: build again")
-            own = {"BASE": f"{tag}-base", "NEMO_RL_SHA": context.head or ""}
-            _build(engine, LAYER.parent, tag, file=LAYER, args=own, target="", text="")
-            artefact = _described(client, tag) | {"args": given, "nemo_rl": context.head, "tag": tag}
-            sbom = pipe.workspace.root / "images" / f"{key[:12]}.sbom.json"
-            sbom.parent.mkdir(parents=True, exist_ok=True)
-            inside = inventory(client, artefact["id"])
-            files.write_json(sbom, inside)
-            artefact |= {"sbom": os.fspath(sbom), **{f"{kind}_packages": len(found) for kind, found in inside.items()}}
-            pipe.records.save(
-                records.Record(
-                    "image-build", "", named, artefact, reusable=True,
-                    evidence={os.fspath(sbom.relative_to(pipe.workspace.root)): files.sha256_file(sbom)},
-                    finished=records.utc_now(), duration_s=round(time.monotonic() - started, 3),
-                    host=os.uname().nodename,
-                )
-            )  # fmt: skip
+            now = inputs(settings, client, target, given, last.get("inputs", {}))
+            digest = sha256_json(now)
+            folder, tag = home / digest[:16], f"{REPOSITORY}:{digest[:16]}"
+            here, known = images.present(client, tag), read_json(folder / "provenance.json")
+            if here is None or not known or known["id"] != here.id:
+                folder.mkdir(parents=True, exist_ok=True)
+                started = time.time()
+                builder = _builder(settings, engine, tag, target, given, cache, folder / "build.log", report)
+                _thin(client, settings, tag, digest)
+                if inputs(settings, client, target, given, now) != now:
+                    raise UserError(
+                        f"{settings.nemo_rl} changed while its image was built; run `doit image build` again"
+                    )
+                here = client.images.get(tag)
+                write_json(folder / "sbom.json", image_facts.bill_of_materials(client, str(here.id)))
+                known = {
+                    "schema": 1, "tag": tag, "id": here.id, "bytes": here.attrs["Size"], "inputs_digest": digest,
+                    "nemo_rl": digests.git(settings.checkout("nemo_rl"), "rev-parse", "HEAD").strip(),
+                    "dockerfile": DOCKERFILE, "target": target, "arguments": given, "inputs": now,
+                    "builder": builder, "engine": str(client.version().get("Version", "")), "host": os.uname().nodename,
+                    "started": int(started), "duration_s": round(time.time() - started, 1),
+                    "sbom_sha256": sha256_file(folder / "sbom.json"),
+                    "layers": image_facts.layers(client, str(here.id)),
+                }  # fmt: skip
+                write_json(folder / "provenance.json", known)
+            write_json(home / "last.json", {"target": target, "given": args, "inputs": now})
     except (DockerException, OSError) as error:
-        raise engine.unusable("image build", error) from error
-    return _told(artefact, say)
+        raise engine.unusable("doit image build", error) from error
+    return {**known, "folder": os.fspath(folder)}
 
 
-def inventory(client: DockerClient, image: str) -> dict[str, Any]:
-    """Return the Debian packages and Python distributions inside an image; UserError where its python3 cannot tell."""
-    from docker.errors import APIError
-
-    labels = {LABEL: "1", f"{LABEL}.owner": str(this_owner())}
-    try:
-        container = client.containers.create(
-            image, ["-I", "-c", INVENTORY], entrypoint=["python3"], network_mode="none", labels=labels
-        )
-        try:  # not run(remove=True): a busy engine may remove the container before its log is read
-            container.start()
-            container.wait()
-            output = container.logs(stdout=True, stderr=False)
-        finally:
-            container.remove(force=True)
-        told: dict[str, Any] = json.loads(output.splitlines()[-1])
-    except (APIError, ValueError, IndexError) as error:
-        raise UserError(f"image build: python3 in {image} does not tell what is inside: {said(error)}") from error
-    return told
-
-
-def _has(client: DockerClient, identity: str) -> bool:
-    from docker.errors import ImageNotFound
-
-    with contextlib.suppress(ImageNotFound):
-        return bool(client.images.get(identity))
-    return False
-
-
-def _build(
-    engine: Docker, context: Path, tag: str, *, file: Path, args: Mapping[str, str], target: str, text: str
-) -> None:
+def _builder(
+    settings: Settings, engine: Docker, tag: str, target: str, args: Mapping[str, str], cache: str, log: Path,
+    report: Callable[[str], None],
+) -> str:  # fmt: skip
+    """Build with buildx, or with the classic builder where the Dockerfile allows it; return which it was."""
     from python_on_whales import DockerClient as Whales
     from python_on_whales.exceptions import DockerException
 
     program = shutil.which("docker")
     if program is None:  # python-on-whales would download one
-        raise UserError("image build: no `docker` client on PATH: install docker-ce-cli or Debian's docker.io")
+        raise UserError("doit image build: no `docker` client on PATH: install docker-ce-cli or Debian's docker.io")
+    checkout = settings.checkout("nemo_rl")
+    text = read(checkout)
     whales = Whales(host=engine.host, client_call=[program])
-    options: dict[str, Any] = {"file": file, "build_args": dict(args), "tags": [tag], "target": target or None}
+    common: dict[str, Any] = {
+        "build_args": dict(args), "file": checkout / DOCKERFILE, "tags": [tag], "target": target or None
+    }  # fmt: skip
     try:
         if whales.buildx.is_installed():
-            # the Dockerfile's stage of this name would fetch a branch from the network instead of the checkout
-            own: dict[str, Any] = (
-                {"nemo-rl": context} if re.search(r"^FROM scratch AS nemo-rl$", text, flags=re.MULTILINE) else {}
+            report(f"building {DOCKERFILE} with buildx: {log}")
+            contexts: dict[str, Any] = {name: os.fspath(checkout) for name in _contexts(text)}
+            caches: dict[str, Any] = {
+                "cache_from": {"type": "registry", "ref": cache},
+                "cache_to": {"type": "registry", "ref": cache, "mode": "max"},
+            } if cache else {}  # fmt: skip
+            lines = whales.buildx.build(
+                checkout, build_contexts=contexts, load=True, stream_logs=True, **caches, **common
             )
-            whales.buildx.build(context, build_contexts=own, load=True, progress="plain", **options)
-        else:
-            whales.legacy_build(context, quiet=False, **options)
+            _follow(lines or (), log, report)
+            return "buildx"
+        feature = dockerfile.needs_buildkit(text) or (_contexts(text) and f"the build context {SOURCE_STAGE}")
+        if feature or cache:
+            raise UserError(
+                f"{checkout / DOCKERFILE} needs BuildKit ({feature or 'cache='}), and docker buildx is not installed: "
+                "install the docker-buildx-plugin package (Debian: docker-buildx), or give a published image, image=REF"
+            )
+        report(f"building {DOCKERFILE} with the classic builder (no docker buildx here)")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            whales.legacy_build(checkout, quiet=True, **common)
     except DockerException as error:
-        last = " ".join(str(error.stderr or error.stdout or error).split())[-500:]
-        raise UserError(f"image build: {file}: {last} (its output is above)") from error
+        last = (error.stderr or error.stdout or str(error)).strip().splitlines()[-15:]
+        raise UserError(
+            f"{checkout / DOCKERFILE}: the build ended with {error.return_code}:\n" + "\n".join(last)
+        ) from error
+    return "classic"
 
 
-def _described(client: DockerClient, tag: str) -> dict[str, Any]:
-    image = client.images.get(tag)
-    layers = [[int(step["Size"]), str(step["CreatedBy"])[:100]] for step in image.history() if step.get("Size")]
-    return {"id": image.id, "size": int(image.attrs["Size"]), "layers": layers}
+def _follow(lines: Any, log: Path, report: Callable[[str], None]) -> None:
+    """Keep the builder's lines; report where a step begins, at most one a second."""
+    said = 0.0
+    with log.open("w", encoding="utf-8") as file:
+        for line in lines:
+            file.write(line if line.endswith("\n") else f"{line}\n")
+            if " [" in line and time.monotonic() > said + 1:
+                said = time.monotonic()
+                report(line.strip()[:150])
 
 
-def _told(artefact: Mapping[str, Any], say: Callable[[str], None]) -> int:
-    for size, made_by in artefact["layers"]:
-        say(f"{size / 1e6:10.1f} MB  {made_by}")
-    say(f"{artefact['size'] / 1e6:10.1f} MB  in all, {artefact['id']}")
-    say(f"SBOM: {artefact['dpkg_packages']} Debian and {artefact['pip_packages']} Python packages, {artefact['sbom']}")
-    say(f"Result: Pass - built: use image={artefact['tag']}, or push it and pin its digest")
-    return 0
-
-
-def command(pipe: Pipeline, verb: str, words: list[str]) -> int:
-    """Do `doit image update [NAME]` or `doit image build`; return the exit status. UserError for other words."""
-    from tasks.image_update import update
-    from tasks.runtimes import choose
-    from tasks.runtimes.docker import Docker
-
-    given = pipe.settings
-    engine = choose(given.runtime) if given.runtime != "local" else Docker()
-    if not isinstance(engine, Docker):
-        raise UserError(f"image {verb}: runtime={given.runtime} has no engine for it: use docker or podman")
-    if verb == "update" and len(words) <= 1:
-        named = words[0] if words else (given.image if given.origins.get("image") == "the command line" else None)
-        return update(engine, named, apply=given.arguments.get("apply") == "1", say=print)
-    if words:
-        raise UserError(f"image {verb} {' '.join(words)}: too many words (doit image update [NAME], doit image build)")
-    given_args = given.arguments
-    return build(pipe, engine, target=given_args.get("target", ""), args=given_args.get("args"), say=print)
+def _thin(client: DockerClient, settings: Settings, tag: str, digest: str) -> None:
+    """Put our layer on the image: mount points, the commit, and the digest of the inputs as labels."""
+    head = digests.git(settings.checkout("nemo_rl"), "rev-parse", "HEAD").strip()
+    client.images.build(
+        path=os.fspath(THIN.parent), dockerfile=THIN.name, buildargs={"BASE": tag, "NEMO_RL_SHA": head}, tag=tag,
+        labels={INPUTS_LABEL: digest}, rm=True, forcerm=True,
+    )  # fmt: skip

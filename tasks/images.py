@@ -8,12 +8,10 @@ pulled by digest. For the local runtime the environment is the interpreter's ins
 from __future__ import annotations
 
 import difflib
-import io
 import json
 import os
 import re
 import subprocess
-import tarfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,6 +42,7 @@ FINGERPRINT = "/opt/nemo_rl_container_fingerprint"  # NeMo-RL docker/Dockerfile,
 FINGERPRINT_MAX_BYTES = 1 << 20
 COMMIT = "NEMO_RL_COMMIT"  # in the image's environment, same Dockerfile; "<unknown>" where the build did not say
 COMMIT_LABEL = "nemo-rl-e2e.nemo_rl"  # containers/Dockerfile
+BUILT = "build"  # image=build: what `doit image build` made of the checkout, see image_build.py
 PULL_QUIET_S = 600  # between two events of a pull: extracting a layer of 10 GB is silent
 INTERPRETER_S = 60.0
 DISTRIBUTIONS = """
@@ -171,7 +170,12 @@ def resolve(settings: Settings, runtime: Runtime, *, progress: Callable[[str], N
         return image
     if not isinstance(runtime, Docker):
         return describe_interpreter(settings.python, settings.build / "interpreters.json")
-    image = resolve_container(settings.image, runtime, require_pinned=settings.require_pinned, progress=progress)
+    named = settings.image
+    if named == BUILT:
+        from tasks import image_build
+
+        named = image_build.wanted(settings, runtime)
+    image = resolve_container(named, runtime, require_pinned=settings.require_pinned, progress=progress)
     for note in image.notes:
         progress(note)
     runtime.use(image.id)
@@ -195,7 +199,7 @@ def resolve_container(
     try:
         with engine.client() as client:
             if DIGEST.fullmatch(wanted):
-                found, digest, notes = _present(client, wanted), None, list[str]()
+                found, digest, notes = present(client, wanted), None, list[str]()
                 if found is None:
                     raise UserError(
                         f"image={wanted}: not on this engine, and an ID cannot be pulled: give repo@sha256:..."
@@ -245,7 +249,7 @@ def _locate(
     repo, tag = reference.repo, f"{reference.repo}:{reference.tag}"
 
     def by_digest(digest: str) -> EngineImage:
-        there = _present(client, f"{repo}@{digest}")
+        there = present(client, f"{repo}@{digest}")
         if there is None and offline:
             raise UserError(f"image={repo}@{digest}: not on this engine, and a pull is forbidden (offline).")
         return there or _pull(client, repo, digest, progress)
@@ -255,7 +259,7 @@ def _locate(
         now = None if offline or not reference.tag else registry_digest(client, tag)[0]
         notes = [f"{tag} now points to {now}; the pinned {reference.digest} is used."] if now else []
         return found, reference.digest, notes if now != reference.digest else []
-    local = _present(client, tag)
+    local = present(client, tag)
     # One entry a repository, and more than one after the same image came by another manifest: select, never take [0].
     entries = (entry.partition("@") for entry in ((local.attrs.get("RepoDigests") or ()) if local else ()))
     digests = sorted(digest for name, _, digest in entries if name == repo)
@@ -271,7 +275,8 @@ def _locate(
     return found, now, [f"{tag} moved from {digests[0]} to {now}; the new image is used."] if digests else []
 
 
-def _present(client: DockerClient, name: str) -> EngineImage | None:
+def present(client: DockerClient, name: str) -> EngineImage | None:
+    """Return the engine's image of that name, digest or ID, or None."""
     from docker.errors import ImageNotFound
 
     try:
@@ -335,19 +340,13 @@ def fingerprint_inside(client: DockerClient, image: EngineImage) -> str | None:
     """Return the image's dependency fingerprint, read out of a container that is never started; None without one."""
     from docker.errors import NotFound
 
-    from tasks.runtimes.container import LABEL
+    from tasks.runtimes.container import LABEL, read_file
     from tasks.runtimes.job import this_owner
 
     labels = {LABEL: "1", f"{LABEL}.owner": str(this_owner())}
     container = client.containers.create(str(image.id), ["never-started"], labels=labels, network_mode="none")
     try:
-        stream, status = container.get_archive(FINGERPRINT)
-        if int((status or {}).get("size", 0)) > FINGERPRINT_MAX_BYTES:
-            return None
-        with tarfile.open(fileobj=io.BytesIO(b"".join(stream))) as tar:
-            member = tar.next()
-            source = tar.extractfile(member) if member and member.isreg() else None
-            text = source.read().decode("utf-8", "replace").strip() if source else ""
+        text = read_file(container, FINGERPRINT, FINGERPRINT_MAX_BYTES).decode("utf-8", "replace").strip()
     except NotFound:
         return None
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from tasks import answer, cpu, proof, records, settings
 from tasks.errors import UserError
 from tasks.pipeline import Pipeline
 from tasks.reason import Verdict
+from tasks.runtimes import choose
 from tasks.stage import Outcome, Stage
 
 if TYPE_CHECKING:
@@ -163,9 +164,11 @@ class Invocation(Pipeline):
         return self._to_doit(outcome)
 
     def do_cpu(self) -> bool | TaskFailed:
-        """Build the CPU environment of the rehearsals if it is not there: doit's action."""
+        """Build the CPU environment of the rehearsals, or the image of it, if it is not there: doit's action."""
+        contained = "cpu" in self.requested or "probe-cpu" in self.planned  # a proof runs on this machine
         try:
-            self.outcomes["cpu"] = Outcome(Verdict.PASS) if self.cpu_place else Outcome(Verdict.BLOCKED)
+            made = self.rehearsal_place if contained else self.cpu_place
+            self.outcomes["cpu"] = Outcome(Verdict.PASS if made else Verdict.BLOCKED)
         except (UserError, OSError) as error:
             return self._to_doit(self.block("cpu", error if isinstance(error, UserError) else UserError(str(error))))
         return True
@@ -204,10 +207,11 @@ class Invocation(Pipeline):
 
     def collect_orphans(self) -> list[str]:
         """Stop what provably dead runs of ours left behind; an engine that does not answer is the probe's to report."""
-        try:
-            return self.place.runtime.collect_orphans()
-        except UserError:
-            return []
+        found = []
+        for name in sorted({"local", self.settings.runtime} - {"slurm"}):
+            with suppress(UserError):
+                found += choose(name, workspace=self.workspace.name).collect_orphans()
+        return found
 
     def execute(self, stage: Stage) -> Outcome:
         """Do the stage; before the first one the old report gives way to one in which nothing has run yet.

@@ -177,34 +177,31 @@ class Pipeline(Checkouts):
 
     @cached_property
     def cpu_place(self) -> Place:
-        """Return the CPU environment of the rehearsals, built on first use, under the local runtime."""
-        home = self.settings.build / "cpu"
-        built = cpu.build(home, lambda line: self.tell("progress", "cpu", text=line))
-        link = home / "venv"
-        if not link.exists() or link.resolve() != built.python.parent.parent.resolve():
-            link.unlink(missing_ok=True)
-            link.symlink_to(built.python.parent.parent.name)
+        """Return the CPU environment of rehearsals and proofs on this machine, built on first use."""
+        built = cpu.linked(self.settings.build / "cpu", lambda line: self.tell("progress", "cpu", text=line))
         image = {"ref": "CPU environment", "digest": None, "id": built.digest}
-        return Place(
-            choose("local", workspace=self.workspace.name), os.fspath(built.python), image, built, rehearsal=True
-        )
+        runtime = choose("local", workspace=self.workspace.name)
+        return Place(runtime, os.fspath(built.python), image, built, rehearsal=True)
 
     @cached_property
     def rehearsal_place(self) -> Place:
-        """Return where rehearsals run: the CPU environment, here or mounted into an image by runtime=docker|podman.
+        """Return where rehearsals run: the CPU environment here, or the image of it by runtime=docker|podman.
 
-        Two digests name it then: the image's, and the environment's beside it. Only the word on the command line
-        counts: docker is the default of the levels, and a rehearsal needs neither an engine nor an image.
+        Only the word on the command line counts: docker is the default of the levels, and a rehearsal needs neither an
+        engine nor an image.
         """
         said = self.settings.origins.get("runtime") == "the command line"
         if not said or self.settings.runtime not in {"docker", "podman"}:
             return self.cpu_place
-        built, image = self.cpu_place, {**self.place.image, "cpu": self.cpu_place.image["id"]}
-        return replace(built, runtime=self.place.runtime, image=image)
+        from tasks import cpu_image
+
+        return cpu_image.place(self.settings, self.workspace.name, lambda line: self.tell("progress", "cpu", text=line))
 
     def image(self) -> Stage:
-        """Return the stage that names the image, or the environment of the local interpreter."""
-        return Stage("image", "", lambda: {"image": sha256_json(self.place.image)}, lambda: Done(self.place.image))
+        """Return the stage that names the image and how it fits NeMo-RL, or the local interpreter's environment."""
+        from tasks import fingerprint
+
+        return fingerprint.stage(self)
 
     def probe(self, *, environment_name: str = "") -> Stage:
         """Return the import probe of the place where levels run, or of another environment ("cpu", "baseline")."""
@@ -254,7 +251,7 @@ class Pipeline(Checkouts):
         proof = attempts.evidence_files(folder, self.workspace.root)
         attempts.clear_work(folder)
         return Done(
-            {"attempt": os.fspath(folder.relative_to(self.workspace.root))},
+            {"attempt": os.fspath(folder.relative_to(self.workspace.root)), "image": dict(place.image)},
             verdict, tuple(reasons), reusable=verdict is Verdict.PASS, evidence=proof,
         )  # fmt: skip
 

@@ -37,7 +37,7 @@ SETTINGS = (
     *ENVIRONMENT, "python", "retries", "timeout", "fresh", "require_executed", "require_pinned", "jobs", "baseline",
     "keep_work", "wait", "notify", "proof",
     "since", "undo", "fault", "family", "n", "open", "max_gpu_hours", "detach", "verify", "key", "tolerance",
-    "annotations", "compare", "apply", "target", "args",
+    "annotations", "compare", "apply", "target", "args", "cache",
 )  # fmt: skip
 # an undecided failure is compared with the vendored Bridge by itself if that costs no more (level 0: 20 GPU minutes)
 BASELINE_GPU_MINUTES = 40.0

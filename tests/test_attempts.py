@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def built(tmp_path: Path) -> CpuEnvironment:
 
 
 def asked(
-    runtime: str, tmp_path: Path, built: CpuEnvironment | None, monkeypatch: pytest.MonkeyPatch
+    runtime: str, tmp_path: Path, built: CpuEnvironment | None, monkeypatch: pytest.MonkeyPatch, **keys: Any
 ) -> tuple[Job, dict[str, list[str]]]:
     monkeypatch.setattr(attempts.snapshot, "work_copy", lambda _, target: target.mkdir())
     monkeypatch.setattr(cpu.tempfile, "gettempdir", lambda: "/tmp")
@@ -65,7 +66,7 @@ def asked(
     folder.mkdir(parents=True)
     captured = Captured(runtime)
     python = str(built.python) if built else "python3"
-    place = Place(captured, python, {"id": "i"}, built, rehearsal=built is not None)
+    place = Place(captured, python, {"id": "i"}, built, rehearsal=built is not None, **keys)
     attempts.perform(
         place, trees, folder, lambda paths: Command(("true",), paths["nemo_rl"], 9.0),
         stop=threading.Event(), poll=lambda: None, labels={},
@@ -73,24 +74,24 @@ def asked(
     return captured.jobs[0], json.loads((folder / "spec.json").read_text())
 
 
-def test_a_contained_rehearsal_gets_its_environment_mounted_read_only_behind_the_bridge(
+def test_a_contained_rehearsal_has_its_environment_in_the_image_and_its_byte_code_kept_here(
     tmp_path: Path, built: CpuEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, spec = asked("docker", tmp_path, built, monkeypatch)
+    kept = tmp_path / "cpu/bytecode-1/opt/x/lib"
+    job, spec = asked("docker", tmp_path, built, monkeypatch, libraries={Path("/opt/x/lib"): kept})
     mounts = {m.target: m for m in job.mounts}
-    for name in ("cpu/venv", "cpu/models", "cpu/env", "base"):
-        mounted = mounts[str(tmp_path / name)]
-        assert (mounted.source, mounted.read_only) == (tmp_path / name, True)
+    assert not [target for target in mounts if target.startswith(str(tmp_path / "cpu")) and "bytecode" not in target]
     assert mounts["/opt/Megatron-Bridge"].read_only
     assert job.env["PYTHONPATH"].split(":")[:3] == ["/opt/Megatron-Bridge/src", "/opt/Megatron-LM", "/opt/nemo-rl"]
     assert job.env["HF_HOME"] == "/e2e/attempt/cpu/hf"
-    assert "/host/only" not in job.env["PATH"]
     assert job.gpus == 0
-    compiled = [target for target, m in mounts.items() if not m.read_only and target.startswith(str(tmp_path))]
-    assert str(tmp_path / "snapshots/bridge/bytecode") in compiled
-    assert sorted(spec["give_back"]) == sorted({"/e2e/attempt", *compiled})
-    link = tmp_path / "ws/attempts/case/1/work/pycache/opt/Megatron-Bridge"
-    assert link.readlink() == tmp_path / "snapshots/bridge/bytecode"
+    compiled = {m.source for m in mounts.values() if not m.read_only and m.target == str(m.source)}
+    assert compiled == {*(tmp_path / "snapshots" / kind / "bytecode" for kind in ("bridge", "mcore", "nemo_rl")), kept}
+    assert sorted(spec["give_back"]) == sorted(["/e2e/attempt", *map(str, compiled)])
+    prefix = tmp_path / "ws/attempts/case/1/work/pycache"
+    assert (prefix / "opt/Megatron-Bridge").readlink() == tmp_path / "snapshots/bridge/bytecode"
+    assert (prefix / "opt/x/lib").readlink() == kept
+    assert kept.is_dir(), "else the engine makes it, as root"
 
 
 def test_local_attempts_and_real_images_get_no_mount_of_the_cpu_environment(

@@ -5,7 +5,6 @@ No package is installed here: `python` and `pip` are played by small scripts. Re
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -324,37 +323,6 @@ def test_stock_name_leads_to_a_tiny_model_in_the_attempts_own_cache(tmp_path: Pa
     entry = Path(got.env["HF_HOME"]) / "hub" / "models--Qwen--Qwen2.5-0.5B"
     revision = (entry / "refs" / "main").read_text()
     assert (entry / "snapshots" / revision / "config.json").exists()
-
-
-def test_a_container_sees_the_attempt_at_its_target_and_none_of_the_hosts_programs(
-    tmp_path: Path, made: cpu.CpuEnvironment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = cpu.environment(made, tmp_path / "a", gpus=1, standins=["vllm"])
-    cpu.release(tmp_path / "a")
-    there = cpu.in_container(here, tmp_path / "a", "/e2e/attempt")
-    assert there.env["HF_HOME"] == "/e2e/attempt/cpu/hf"
-    assert there.env["RAY_TMPDIR"] == there.env["TMPDIR"] == "/tmp"
-    assert there.pythonpath[-1] == "/e2e/attempt/cpu/standins/vllm"
-    assert there.env["PATH"].split(":")[:2] == here.env["PATH"].split(":")[:2]
-    assert there.env["PATH"].endswith(f":{cpu.CONTAINER_PATH}")
-    assert not [v for v in (*there.env.values(), *there.pythonpath) if str(tmp_path / "a") in v or "/e2e-" in v]
-    seen = cpu.folders(made)
-    named = [there.python, *made.models.values(), made.data, *map(Path, there.pythonpath[:-1])]
-    named += [Path(made.env["NEMO_RL_VENV_DIR"]), *map(Path, there.env["PATH"].split(":")[:2])]
-    assert not [path for path in named if not any(path.is_relative_to(top) for top in seen)]
-
-
-def test_the_python_below_the_environment_is_mounted_unless_it_is_the_images(
-    tmp_path: Path, made: cpu.CpuEnvironment
-) -> None:
-    def at(base: str) -> tuple[Path, ...]:
-        python = tmp_path / base.replace("/", "-") / "bin" / "python"
-        python.parent.mkdir(parents=True)
-        python.symlink_to(f"{base}/bin/python3.11")
-        return cpu.folders(dataclasses.replace(made, python=python))
-
-    assert Path("/nowhere/3.11") in at("/nowhere/3.11")
-    assert Path("/usr") not in at("/usr")
 
 
 def test_unit_suites_get_torch_as_it_is(tmp_path: Path, made: cpu.CpuEnvironment) -> None:

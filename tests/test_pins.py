@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import re
 import tomllib
-from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -120,73 +118,3 @@ def test_the_flake_is_locked_to_one_nixpkgs() -> None:
 def test_the_dockerfile_names_no_version_of_its_own() -> None:
     bases = re.findall(r"^FROM (\S+)", text("containers/Dockerfile"), flags=re.MULTILINE)
     assert bases == ["${BASE}"], "the base comes from containers/images.yaml, by digest"
-
-
-# licences, from the metadata of what is installed: no network
-
-ACCEPTED = {
-    "0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "ISC", "MIT", "MIT-CMU", "PSF-2.0", "Unlicense",
-    "Zlib",
-    "MPL-2.0",  # per file, and nothing of ours is in its files
-    "GPL-3.0-or-later WITH GCC-exception-3.1",  # libgfortran and the like inside wheels: the exception is for linking
-}  # fmt: skip
-# How packages without a License-Expression write one of them; whatever is not listed is refused.
-SPELT = {
-    "3-Clause BSD License": "BSD-3-Clause", "Apache 2.0": "Apache-2.0", "Apache Software License": "Apache-2.0",
-    "BSD 2-Clause License": "BSD-2-Clause", "BSD": "BSD-3-Clause", "BSD License": "BSD-3-Clause", "MIT License": "MIT",
-    "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
-}  # fmt: skip
-
-
-# Programs that the lint step starts: nothing of ours imports them or hands them on.
-STARTED = {("yamllint", "GPL-3.0-or-later")}
-
-
-def stated(metadata: Message) -> str:
-    """Return what a package says about its licence: the expression, else the field's first line, else classifiers."""
-    if expression := metadata.get("License-Expression"):
-        return str(expression)
-    first = str(metadata.get("License") or "").strip().partition("\n")[0].strip()
-    classified = [str(c).rpartition(" :: ")[2] for c in metadata.get_all("Classifier") or () if "OSI Approved" in c]
-    alternatives = [first] if first not in {"", "UNKNOWN"} else classified
-    return " AND ".join(SPELT.get(one, one) for one in alternatives)
-
-
-def is_accepted(expression: str) -> bool:
-    """Tell whether one alternative (OR) has accepted parts only (AND); no brackets, which is then refused."""
-    choices = [choice.split(" AND ") for choice in expression.split(" OR ")]
-    return any(all(part.strip() in ACCEPTED for part in choice) for choice in choices)
-
-
-@pytest.mark.parametrize("name", sorted(RUN_LOCK.keys() | DEV_LOCK.keys()))
-def test_every_pinned_package_has_an_accepted_licence(name: str) -> None:
-    try:
-        metadata = importlib.metadata.metadata(name)
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip(f"{name} is not installed here (another platform or Python)")
-    text = stated(metadata)  # type: ignore[arg-type]
-    assert is_accepted(text) or (name, text) in STARTED, (
-        f"{name}: {text or 'states none'}; accept it in ACCEPTED, or do without the package"
-    )
-
-
-@pytest.mark.parametrize(
-    ("headers", "accepted"),
-    [
-        ({"License-Expression": "MIT OR GPL-3.0-only"}, True),
-        ({"License-Expression": "MIT AND GPL-3.0-only"}, False),
-        ({"License-Expression": "GPL-3.0-or-later WITH GCC-exception-3.1 AND MIT"}, True),
-        ({"License-Expression": "GPL-3.0-or-later"}, False),
-        ({"License-Expression": "AGPL-3.0-only"}, False),
-        ({"License": "GPLv3"}, False),
-        ({"License": "UNKNOWN", "Classifier": "License :: OSI Approved :: MIT License"}, True),
-        ({"Classifier": "License :: OSI Approved :: GNU General Public License v3 (GPLv3)"}, False),
-        ({"License-Expression": "GPL-3.0-only", "Classifier": "License :: OSI Approved :: MIT License"}, False),
-        ({}, False),
-    ],
-)
-def test_copyleft_without_an_exception_and_silence_are_refused(headers: dict[str, str], accepted: bool) -> None:
-    metadata = Message()
-    for name, value in headers.items():
-        metadata[name] = value
-    assert is_accepted(stated(metadata)) is accepted

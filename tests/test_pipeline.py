@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -363,15 +364,38 @@ def test_two_event_files_that_contradict_each_other_are_no_evidence(mini):
         (None, "docker", False),
     ],
 )  # fmt: skip
-def test_rehearsals_leave_the_host_only_for_a_runtime_on_the_command_line(tmp_path, origin, runtime, contained):
+def test_rehearsals_leave_the_host_only_for_a_runtime_on_the_command_line(
+    tmp_path, monkeypatch, origin, runtime, contained
+):
+    from tasks import cpu_image
     from tasks.attempts import Place
     from tasks.pipeline import Pipeline
     from tasks.settings import Settings
 
+    here, there = (Place(runtime, "python", {"id": runtime}, rehearsal=True) for runtime in ("here", "engine"))
+    monkeypatch.setattr(cpu_image, "place", lambda *_: there)
     origins = {"runtime": origin} if origin else {}
     pipe = Pipeline(Settings(build=tmp_path, levels=tmp_path, python=tmp_path, runtime=runtime, origins=origins))
-    here, there = Place(None, "python", {"id": "cpu"}, rehearsal=True), Place("engine", "python3", {"id": "image"})
-    pipe.__dict__.update(cpu_place=here, place=there)
-    found = pipe.place_of("cpu")
-    assert (found.runtime, found.rehearsal) == ("engine" if contained else None, True)
-    assert found.image == ({"id": "image", "cpu": "cpu"} if contained else {"id": "cpu"})
+    pipe.__dict__.update(cpu_place=here, workspace=SimpleNamespace(name="w"))
+    assert pipe.place_of("cpu") is (there if contained else here)
+    assert pipe.cpu_place is here, "proofs run on this machine"
+
+
+@pytest.mark.parametrize(
+    ("requested", "planned", "made"),
+    [
+        (["cpu"], ["cpu"], "image"), (["rehearse:x"], ["cpu", "probe-cpu", "check:rehearse.x"], "image"),
+        (["proof:qwen2"], ["cpu", "proof:qwen2"], "environment"), (["level1"], ["cpu", "gate:qwen2"], "environment"),
+    ],
+)  # fmt: skip
+def test_the_image_of_the_cpu_environment_is_made_for_rehearsals_alone(tmp_path, monkeypatch, requested, planned, made):
+    from tasks.invocation import Invocation
+    from tasks.settings import Settings
+
+    asked = []
+    for name, what in (("rehearsal_place", "image"), ("cpu_place", "environment")):
+        monkeypatch.setattr(Invocation, name, property(lambda _, what=what: asked.append(what) or True))
+    now = Invocation(Settings(build=tmp_path, levels=tmp_path, python=tmp_path))
+    now.requested, now.planned = requested, planned
+    assert now.do_cpu() is True
+    assert asked == [made]

@@ -6,9 +6,11 @@ about a run.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
+import tarfile
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +87,17 @@ def give_back(client: DockerClient, dead: Container) -> None:
             container.reload()
     finally:
         container.remove(force=True, v=True)
+
+
+def read_file(container: Container, path: str, limit: int) -> bytes:
+    """Return a file of a container, running or not; b"" where it is larger than `limit` bytes, NotFound without one."""
+    stream, status = container.get_archive(path)
+    if int((status or {}).get("size", 0)) > limit:
+        return b""
+    with tarfile.open(fileobj=io.BytesIO(b"".join(stream))) as tar:
+        member = tar.next()
+        source = tar.extractfile(member) if member and member.isreg() else None
+        return source.read() if source else b""
 
 
 def end_without_engine(pid: int, start: str) -> str:

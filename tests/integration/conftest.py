@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import shutil
+import socket
+import subprocess
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,7 +17,7 @@ import pytest
 from tasks.runtimes.docker import Docker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from docker import DockerClient
 
@@ -28,6 +33,14 @@ def lacking(reason: str) -> NoReturn:
     if IN_CI:
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+def until(look: Callable[[], Any], seconds: float = 30) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -67,3 +80,32 @@ def image(client: DockerClient, archive: tuple[Path, str]) -> str:
         loaded = client.images.load(file.read())
     assert [one.id for one in loaded] == [archive[1]]
     return archive[1]
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[str]:
+    program = shutil.which("docker-registry")
+    if not program:
+        lacking("docker-registry is not installed (apt-get install docker-registry)")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    config = tmp_path / "registry.yml"
+    config.write_text(
+        f"version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {tmp_path / 'registry'}}}}}\n"
+        f"http: {{addr: '{address}'}}\n"
+    )
+    with (tmp_path / "registry.log").open("wb") as log:
+        process = subprocess.Popen([program, "serve", config], stdout=log, stderr=log)
+
+    def up() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(address.split(":"), 1):  # type: ignore[arg-type]
+            return True
+        return False
+
+    try:
+        until(up)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(10)

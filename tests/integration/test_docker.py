@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -27,7 +26,7 @@ from tasks.errors import UserError
 from tasks.runtimes.docker import Docker
 from tasks.runtimes.job import Ended, Job, Mount, this_owner
 from tasks.runtimes.podman import Podman
-from tests.integration.conftest import CONTAINERS, HOST, REF, ROOT, lacking
+from tests.integration.conftest import CONTAINERS, HOST, REF, ROOT, lacking, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,14 +36,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.docker
 
 SILENT_S = 61  # docker-py's default read timeout is 60 s: a stream would end here and look like the container's end
-
-
-def until(look: Callable[[], Any], seconds: float = 30) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := look()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
-    return found
 
 
 @pytest.fixture
@@ -269,35 +260,6 @@ def test_orphans_are_stopped_given_back_and_removed_and_nothing_else_is_touched(
             created.remove(force=True)
 
 
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[str]:
-    program = shutil.which("docker-registry")
-    if not program:
-        lacking("docker-registry is not installed (apt-get install docker-registry)")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    config = tmp_path / "registry.yml"
-    config.write_text(
-        f"version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {tmp_path / 'registry'}}}}}\n"
-        f"http: {{addr: '{address}'}}\n"
-    )
-    with (tmp_path / "registry.log").open("wb") as log:
-        process = subprocess.Popen([program, "serve", config], stdout=log, stderr=log)
-
-    def up() -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(address.split(":"), 1):  # type: ignore[arg-type]
-            return True
-        return False
-
-    try:
-        until(up)
-        yield address
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
 def _variant(client: DockerClient, image: str, ref: str, change: str) -> str:
     """Commit a changed container as `ref` and push it; return the digest that the registry gives."""
     container = client.containers.create(image, ["true"], network_mode="none")
@@ -484,22 +446,3 @@ def test_a_log_that_is_silent_for_a_minute_is_no_end(silent: Callable[[], tuple[
 def test_no_container_of_ours_is_left(client: DockerClient, image: str) -> None:
     ours = client.containers.list(all=True, filters={"label": "nemo-rl-e2e.workspace=integration"})
     assert [c.name for c in ours] == []
-
-
-def test_a_new_pin_is_proposed_from_what_the_registry_has(
-    client: DockerClient, image: str, registry: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from tasks.image_update import update
-
-    path, told = tmp_path / "images.yaml", list[str]()
-    path.write_text(f"schema: 1\nimages:\n  ci:\n    reference: {registry}/t/pin:1\n    digest: null\n")
-    digest = _variant(client, image, f"{registry}/t/pin:1", "LABEL a=1")
-    engine = Docker(host=HOST)
-    assert update(engine, "ci", path=path, say=told.append) == 0
-    assert f"+    digest: {digest}\n" in capsys.readouterr().out
-    assert images.load_pins(path)["ci"].digest is None
-    assert update(engine, "ci", path=path, apply=True, say=told.append) == 0
-    assert images.resolve_container("ci", engine, require_pinned=True, pins=path).digest == digest
-    moved = _variant(client, image, f"{registry}/t/pin:1", "LABEL a=2")
-    assert update(engine, None, path=path, say=told.append) == 0
-    assert [f"-    digest: {digest}", f"+    digest: {moved}"] == capsys.readouterr().out.splitlines()[-2:]

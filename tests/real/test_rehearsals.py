@@ -38,7 +38,8 @@ full = pytest.mark.skipif(not os.environ.get("E2E_REAL_FULL"), reason="set E2E_R
 class Real:
     """Copies of the real checkouts, and doit on them."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, runtime: str = "local") -> None:
+        self.runtime = runtime
         self.bridge, self.nemo_rl = home / "Bridge", home / "RL"
         for source, target in zip(REPOS, (self.bridge, self.nemo_rl), strict=True):
             shutil.copytree(source, target, symlinks=True)
@@ -49,7 +50,7 @@ class Real:
 
     def doit(self, *words: str) -> int:
         """Run doit and return its exit status."""
-        settings = {"bridge": self.bridge, "nemo_rl": self.nemo_rl, "build": self.build, "runtime": "local"}
+        settings = {"bridge": self.bridge, "nemo_rl": self.nemo_rl, "build": self.build, "runtime": self.runtime}
         env = {k: v for k, v in os.environ.items() if not k.endswith("_REPO")}
         done = subprocess.run(
             [sys.executable, "-m", "doit", *words, *(f"{k}={v}" for k, v in settings.items())],

@@ -1,7 +1,8 @@
 """`doit image update [NAME]`: ask the registry what a pinned tag is now and propose the new pin as a unified diff.
 
 A digest that changes makes what was known of the old image untrue: its commits, its date and who verified it go to
-null, for whoever checks the new one. `apply=1` writes the file; comments and order stay.
+null, for whoever checks the new one; the commit is the one that the image itself names, where it is on this engine.
+`apply=1` writes the file; comments and order stay.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from docker import DockerClient
+
     from tasks.images import Pin
     from tasks.runtimes.docker import Docker
 
 OF_THE_OLD = ("nemo_rl", "bridge", "date", "verified_by")
 
 
-def repinned(text: str, pin: Pin, digest: str) -> str:
+def repinned(text: str, pin: Pin, digest: str, commit: str | None = None) -> str:
     """Return images.yaml's `text` with the new digest of `pin`; unchanged where it has that digest already.
 
-    Raises UserError where the entry is not written one key a line, as the file is by its head.
+    `commit`: NeMo-RL's, if the image itself says so. Raises UserError where the entry is not written one key a line, as
+    the file is by its head.
     """
     if pin.digest == digest:
         return text
@@ -37,12 +41,12 @@ def repinned(text: str, pin: Pin, digest: str) -> str:
     rest = lines[start + 1 :]
     end = start + 1 + next((n for n, line in enumerate(rest) if re.match(r" {0,3}[^\s#]", line)), len(rest))
     changes = {"digest": digest} | (dict.fromkeys(OF_THE_OLD, "null") if pin.digest else {})
+    changes |= {"nemo_rl": f'"{commit}"'} if commit else {}  # quoted: YAML would make a number of 1234567
     for n in range(start + 1, end):
         found = re.match(r"    (\w+):", lines[n])
         if found and found[1] in changes:
             lines[n] = f"    {found[1]}: {changes.pop(found[1])}\n"
-    if "digest" in changes:
-        lines.insert(start + 1, f"    digest: {digest}\n")
+    lines[start + 1 : start + 1] = [f"    {key}: {value}\n" for key, value in changes.items() if value != "null"]
     return "".join(lines)
 
 
@@ -79,7 +83,7 @@ def update(
                     untold.append(pin.name)
                     say(f"{pin.name}: {pin.reference} cannot be asked for: {problem}")
                     continue
-                new = repinned(new, pin, digest)
+                new = repinned(new, pin, digest, _commit(client, pin, digest))
                 say(f"{pin.name}: {pin.reference} is {digest}{' as pinned' if pin.digest == digest else ''}")
     except (DockerException, OSError) as error:
         raise engine.unusable("image update", error) from error
@@ -91,3 +95,9 @@ def update(
     done = "written" if apply and new != old else "proposed" if new != old else "nothing to change"
     say(f"Result: {'Blocked' if untold else 'Pass'} - {done}" + (f"; not told: {', '.join(untold)}" if untold else ""))
     return 2 if untold else 0
+
+
+def _commit(client: DockerClient, pin: Pin, digest: str) -> str | None:
+    """Return NeMo-RL's commit as the image itself says it, where it is on this engine."""
+    here = images.present(client, f"{images.parse_reference(str(pin.reference)).repo}@{digest}")
+    return images.commit_inside(here.attrs.get("Config") or {}) if here else None
