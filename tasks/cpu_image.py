@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks import bytecode, cpu, images
+from tasks import bytecode, container_image, cpu, image_pins, images
 from tasks.attempts import Place
 from tasks.cpu_build import ACTORS, locked
 from tasks.errors import UserError
@@ -96,7 +96,7 @@ def environment(models: Sequence[str]) -> CpuEnvironment:
 
 def _pinned(
     settings: Settings, runtime: Docker, report: Callable[[str], None]
-) -> tuple[images.Image, tuple[str, ...]] | None:
+) -> tuple[image_pins.Image, tuple[str, ...]] | None:
     """Return the user's image and the names of its models; None where it is no CPU image but the levels'."""
     image = images.resolve(settings, runtime, progress=report)
     with runtime.client() as client:
@@ -112,7 +112,7 @@ def _pinned(
     return image, tuple(json.loads(labels[MODELS_LABEL]))
 
 
-def ensure(home: Path, runtime: Docker, report: Callable[[str], None]) -> tuple[images.Image, tuple[str, ...]]:
+def ensure(home: Path, runtime: Docker, report: Callable[[str], None]) -> tuple[image_pins.Image, tuple[str, ...]]:
     """Return name and model names of the image on the engine, building and loading what is missing below `home`.
 
     UserError: no engine, no disk, an interpreter of another version than Debian's, mmdebstrap missing or failing.
@@ -128,7 +128,7 @@ def ensure(home: Path, runtime: Docker, report: Callable[[str], None]) -> tuple[
     try:
         with locked(home / "lock", report), runtime.client() as client:
             known = read_json(record)
-            if not known or not images.present(client, known["id"]):
+            if not known or not container_image.present(client, known["id"]):
                 client.api.timeout = LOAD_S
                 started = time.monotonic()
                 known = {"id": _make(home, built, client, report)}
@@ -136,7 +136,7 @@ def ensure(home: Path, runtime: Docker, report: Callable[[str], None]) -> tuple[
                 report(f"CPU image: {known['id'][:19]} ready after {time.monotonic() - started:.0f} s")
     except (DockerException, OSError) as error:
         raise runtime.unusable("the CPU image cannot be loaded", error) from error
-    return images.Image(REPOSITORY, None, str(known["id"]), None, None), models
+    return image_pins.Image(REPOSITORY, None, str(known["id"]), None, None), models
 
 
 def _make(home: Path, built: CpuEnvironment, client: DockerClient, report: Callable[[str], None]) -> str:

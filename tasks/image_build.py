@@ -14,7 +14,7 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from tasks import digests, dockerfile, environment, images
+from tasks import container_image, digests, dockerfile, environment
 from tasks.errors import UserError
 from tasks.files import read_json, sha256_file, sha256_json, write_json
 from tasks.settings import ROOT
@@ -78,8 +78,8 @@ def _contexts(text: str) -> tuple[str, ...]:
 def _base(client: DockerClient, ref: str) -> str:
     if "@sha256:" in ref:
         return ref.partition("@")[2]
-    here = images.present(client, ref)
-    return str(here.id) if here else images.registry_digest(client, ref)[0] or ""
+    here = container_image.present(client, ref)
+    return str(here.id) if here else container_image.registry_digest(client, ref)[0] or ""
 
 
 def choice(settings: Settings, target: str, given: str) -> tuple[str, dict[str, str]]:
@@ -95,7 +95,7 @@ def arguments(given: str, text: str, commit: str) -> dict[str, str]:
     Raises UserError for a word without `=`, an argument that the Dockerfile does not know, and a secret.
     """
     known = {rest.partition("=")[0] for word, rest in dockerfile.instructions(text) if word == "ARG"}
-    found = {images.COMMIT: commit} if images.COMMIT in known else {}
+    found = {container_image.COMMIT: commit} if container_image.COMMIT in known else {}
     for word in filter(None, given.split(",")):
         name, equals, value = word.partition("=")
         if not equals or name not in known:
@@ -120,7 +120,7 @@ def wanted(settings: Settings, engine: Docker) -> str:
         with engine.client() as client:
             now = inputs(settings, client, target, args, last["inputs"])
             digest = sha256_json(now)
-            here = images.present(client, f"{REPOSITORY}:{digest[:16]}")
+            here = container_image.present(client, f"{REPOSITORY}:{digest[:16]}")
             if here is None or here.labels.get(INPUTS_LABEL) != digest:  # anybody can give a name
                 raise UserError(
                     f"image=build: not built for these inputs ({changes(last['inputs'], now)}); run `doit image build`"
@@ -163,7 +163,7 @@ def build(
             now = inputs(settings, client, target, given, last.get("inputs", {}))
             digest = sha256_json(now)
             folder, tag = home / digest[:16], f"{REPOSITORY}:{digest[:16]}"
-            here, known = images.present(client, tag), read_json(folder / "provenance.json")
+            here, known = container_image.present(client, tag), read_json(folder / "provenance.json")
             if here is None or not known or known["id"] != here.id:
                 folder.mkdir(parents=True, exist_ok=True)
                 started = time.time()

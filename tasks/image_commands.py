@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tasks import images
+from tasks import container_image, images
 from tasks.errors import UserError
 from tasks.runtimes import choose
 
@@ -41,7 +41,7 @@ def main(words: Sequence[str], settings: Settings) -> int:
     asked = settings.image if settings.origins.get("image") == "the command line" or verb == "show" else None
     name, given = names[0] if names else asked, settings.arguments
     if verb == "update":
-        from tasks.image_pins import update
+        from tasks.image_update import update
 
         return update(engine, name, apply=given.get("apply") == "1", say=print)
     if verb == "show":
@@ -65,7 +65,7 @@ def _show(name: str | None, engine: Docker, settings: Settings, *, as_json: bool
 
     if name == images.BUILT:
         name = image_build.wanted(settings, engine)
-    image = images.resolve_container(name, engine, progress=lambda _: None)
+    image = container_image.resolve_container(name, engine, progress=lambda _: None)
     try:
         with engine.client() as client:
             layers = image_facts.layers(client, image.id)

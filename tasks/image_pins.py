@@ -1,103 +1,123 @@
-"""`doit image update [NAME]`: ask the registry what a pinned tag is now and propose the new pin as a unified diff.
+"""What images are called: containers/images.yaml, references, and an `Image` as the facts that a record keeps of it.
 
-A digest that changes makes what was known of the old image untrue: its commits, its date and who verified it go to
-null, for whoever checks the new one; the commit is the one that the image itself names, where it is on this engine.
-`apply=1` writes the file; comments and order stay.
+A tag is a promise, a digest a fact: a pin holds both.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
-from tasks import files, images
 from tasks.errors import UserError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from docker import DockerClient
-
-    from tasks.images import Pin
-    from tasks.runtimes.docker import Docker
-
-OF_THE_OLD = ("nemo_rl", "bridge", "date", "verified_by")
+PINS = Path(__file__).resolve().parent.parent / "containers" / "images.yaml"
+PIN_KEYS = ("reference", "digest", "nemo_rl", "bridge", "date", "verified_by", "note")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+REFERENCE = re.compile(
+    r"(?P<repo>(?:[a-z0-9][a-z0-9.-]*:\d+/)?[a-z0-9][a-z0-9._-]*(?:/[a-z0-9][a-z0-9._-]*)*)"  # a port only before a /
+    r"(?::(?P<tag>\w[\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?",
+    re.ASCII,
+)
 
 
-def repinned(text: str, pin: Pin, digest: str, commit: str | None = None) -> str:
-    """Return images.yaml's `text` with the new digest of `pin`; unchanged where it has that digest already.
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One entry of images.yaml; absent facts are None, never guessed."""
 
-    `commit`: NeMo-RL's, if the image itself says so. Raises UserError where the entry is not written one key a line, as
-    the file is by its head.
+    name: str
+    reference: str | None = None
+    digest: str | None = None
+    nemo_rl: str | None = None
+    bridge: str | None = None
+    date: str | None = None
+    verified_by: str | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An environment. `id` is what runs; `digest` the registry's name for it (None: never pushed).
+
+    `fingerprint` is the text of NeMo-RL's fingerprint file (sorted JSON); `notes` are sentences for the report.
     """
-    if pin.digest == digest:
-        return text
-    lines = text.splitlines(keepends=True)
-    start = next((n for n, line in enumerate(lines) if re.match(rf"  {re.escape(pin.name)}:\s*(#.*)?$", line)), None)
-    if start is None:
-        raise UserError(f"{pin.name}: not written as a block of images.yaml: change the digest to {digest} by hand")
-    rest = lines[start + 1 :]
-    end = start + 1 + next((n for n, line in enumerate(rest) if re.match(r" {0,3}[^\s#]", line)), len(rest))
-    changes = {"digest": digest} | (dict.fromkeys(OF_THE_OLD, "null") if pin.digest else {})
-    changes |= {"nemo_rl": f'"{commit}"'} if commit else {}  # quoted: YAML would make a number of 1234567
-    for n in range(start + 1, end):
-        found = re.match(r"    (\w+):", lines[n])
-        if found and found[1] in changes:
-            lines[n] = f"    {found[1]}: {changes.pop(found[1])}\n"
-    lines[start + 1 : start + 1] = [f"    {key}: {value}\n" for key, value in changes.items() if value != "null"]
-    return "".join(lines)
+
+    ref: str
+    digest: str | None
+    id: str
+    nemo_rl_sha: str | None
+    fingerprint: str | None
+    notes: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what image.json holds: everything but the notes, which tell of a moment."""
+        return {key: value for key, value in asdict(self).items() if key != "notes"}
 
 
-def proposal(old: str, new: str, path: str) -> str:
-    """Return the change as a diff that `git apply` takes; empty for no change."""
-    lines = difflib.unified_diff(old.splitlines(keepends=True), new.splitlines(keepends=True), f"a/{path}", f"b/{path}")
-    return "".join(lines)
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """`repo[:tag][@digest]`; with a digest the engine ignores the tag."""
+
+    repo: str
+    tag: str | None
+    digest: str | None
 
 
-def update(
-    engine: Docker, name: str | None, *, path: Path = images.PINS, apply: bool = False, say: Callable[[str], None]
-) -> int:
-    """Print the diff for one name or all published ones, and write it with `apply`; return 0, or 2 if one was not told.
-
-    Raises UserError for an unknown name, one without a reference, and an engine out of reach.
-    """
-    from docker.errors import DockerException
-
-    pins = images.load_pins(path)
-    if name and name not in pins:
-        near = difflib.get_close_matches(name, pins, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(pins)})"
-        raise UserError(f"image update {name}: {path} has no such name{hint}")
-    if name and not pins[name].reference:
-        raise UserError(f"image update {name}: its reference is not public, so no registry can be asked for it")
-    wanted = [pin for pin in pins.values() if pin.reference and name in {None, pin.name}]
-    old = new = path.read_text(encoding="utf-8")
-    untold = []
-    try:
-        with engine.client() as client:
-            for pin in wanted:
-                digest, problem = images.registry_digest(client, str(pin.reference))
-                if digest is None:
-                    untold.append(pin.name)
-                    say(f"{pin.name}: {pin.reference} cannot be asked for: {problem}")
-                    continue
-                new = repinned(new, pin, digest, _commit(client, pin, digest))
-                say(f"{pin.name}: {pin.reference} is {digest}{' as pinned' if pin.digest == digest else ''}")
-    except (DockerException, OSError) as error:
-        raise engine.unusable("image update", error) from error
-    if diff := proposal(old, new, f"containers/{path.name}"):
-        print(diff, end="")
-    if apply and new != old:
-        files.write_bytes(path, new.encode())
-        images.load_pins(path)
-    done = "written" if apply and new != old else "proposed" if new != old else "nothing to change"
-    say(f"Result: {'Blocked' if untold else 'Pass'} - {done}" + (f"; not told: {', '.join(untold)}" if untold else ""))
-    return 2 if untold else 0
+def parse_reference(text: str) -> Reference:
+    """Return the parts of an image reference; UserError where it is none. A bare name means the tag `latest`."""
+    match = REFERENCE.fullmatch(text)
+    if not match:
+        known = "repo:tag, repo@sha256:..., sha256:... or a name of containers/images.yaml"
+        raise UserError(f"image={text}: not an image reference ({known}).")
+    tag, digest = match["tag"], match["digest"]
+    return Reference(match["repo"], tag if tag or digest else "latest", digest)
 
 
-def _commit(client: DockerClient, pin: Pin, digest: str) -> str | None:
-    """Return NeMo-RL's commit as the image itself says it, where it is on this engine."""
-    here = images.present(client, f"{images.parse_reference(str(pin.reference)).repo}@{digest}")
-    return images.commit_inside(here.attrs.get("Config") or {}) if here else None
+def load_pins(path: Path = PINS) -> dict[str, Pin]:
+    """Return the pins by name; UserError with file and line for anything that is not as images.yaml's head says."""
+    from tasks import marked_yaml
+
+    marked = marked_yaml.read(path)
+    problems: list[tuple[int, str]] = []
+
+    def mapping(place: marked_yaml.Place, value: Any, known: tuple[str, ...]) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            problems.append((marked.line(place), "a mapping is expected here"))
+            return {}
+        for key in value:
+            if known and key not in known:
+                close = difflib.get_close_matches(key, known, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+                problems.append((marked.line((*place, key)), f"unknown key {key!r}; {hint}"))
+        return value
+
+    top = mapping((), marked.value, ("schema", "images"))
+    if top.get("schema") != 1:
+        problems.append((marked.line(("schema",)), "schema must be 1"))
+    pins = {}
+    for name, value in mapping(("images",), top.get("images"), ()).items():
+        fields = mapping(("images", name), value, PIN_KEYS)
+        for key, text in fields.items():
+            if problem := _pin_problem(key, text):
+                problems.append((marked.line(("images", name, key)), f"{name}: {key} {problem}"))
+        pins[name] = Pin(name, **{key: fields[key] for key in PIN_KEYS if key in fields})
+    if problems:
+        raise marked_yaml.FileError(path, problems)
+    return pins
+
+
+def _pin_problem(key: str, text: Any) -> str:
+    if text is None:
+        return ""
+    if not isinstance(text, str):
+        return "must be text: put it into quotes"
+    if key == "digest" and not DIGEST.fullmatch(text):
+        return f"must be sha256: and 64 hexadecimal digits, not {text!r}"
+    if key in {"nemo_rl", "bridge"} and not re.fullmatch("[0-9a-f]{7,40}", text):
+        return f"must be a commit, 7 to 40 hexadecimal digits, not {text!r}"
+    match = REFERENCE.fullmatch(text) if key == "reference" else None
+    if key == "reference" and (match is None or match["digest"]):
+        return f"must be repo:tag (the digest has a key of its own), not {text!r}"
+    return ""

@@ -22,7 +22,7 @@ from tasks import bundle, environment, invocation, rebuild, settings
 from tasks.command import Run
 from tasks.errors import UserError
 from tasks.files import read_json, write_json
-from tasks.images import parse_reference
+from tasks.image_pins import parse_reference
 from tasks.reason import Verdict
 from tasks.repeat import PREFIX
 from tasks.verdict import is_finite

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tasks.errors import UserError
 from tasks.files import read_json, sha256_file, write_json
-from tasks.images import Image, load_pins, parse_reference
+from tasks.image_pins import Image, load_pins, parse_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable

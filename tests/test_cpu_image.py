@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from tasks import cpu, cpu_image, images
+from tasks import cpu, cpu_image, image_pins, images
 from tasks.errors import UserError
 from tasks.files import sha256_json
 from tasks.settings import load
@@ -215,13 +215,13 @@ class Pinned:
 
 
 @pytest.fixture
-def resolved(monkeypatch: pytest.MonkeyPatch) -> images.Image:
-    image = images.Image("r@sha256:1", "sha256:1", "sha256:2", None, None)
+def resolved(monkeypatch: pytest.MonkeyPatch) -> image_pins.Image:
+    image = image_pins.Image("r@sha256:1", "sha256:1", "sha256:2", None, None)
     monkeypatch.setattr(images, "resolve", lambda *_, **__: image)
     return image
 
 
-def test_a_pinned_cpu_image_is_used_only_with_this_checkouts_stand_ins(resolved: images.Image) -> None:
+def test_a_pinned_cpu_image_is_used_only_with_this_checkouts_stand_ins(resolved: image_pins.Image) -> None:
     settings = load({"image": "r@sha256:1"}, environ={})
     good = {cpu_image.LABEL: cpu_image.digest(), cpu_image.MODELS_LABEL: '["noisy"]'}
     ask: Any = cpu_image._pinned

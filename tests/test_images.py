@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 from docker.errors import ImageNotFound
 
-from tasks import files, images
+from tasks import container_image, files
+from tasks.container_image import commit_inside
 from tasks.errors import UserError
-from tasks.images import Image, Reference, commit_inside, describe_interpreter, load_pins, parse_reference, resolve
+from tasks.image_pins import Image, Reference, load_pins, parse_reference
+from tasks.images import describe_interpreter, resolve
 from tasks.runtimes import choose
 from tasks.runtimes.docker import Docker
 from tasks.settings import Settings
@@ -107,12 +109,12 @@ PINS = f"""
 )
 def test_names_that_cannot_be_resolved_say_what_to_do(tmp_path: Path, setting: str | None, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        images.resolve_container(setting, Docker(host="unix:///none"), pins=pins_file(tmp_path, PINS))
+        container_image.resolve_container(setting, Docker(host="unix:///none"), pins=pins_file(tmp_path, PINS))
 
 
 def test_without_an_engine_the_error_names_it_and_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"image=app:1: docker at unix://.*Start the engine"):
-        images.resolve_container("app:1", Docker(host=f"unix://{tmp_path}/none.sock"))
+        container_image.resolve_container("app:1", Docker(host=f"unix://{tmp_path}/none.sock"))
 
 
 class Engine:
@@ -170,7 +172,7 @@ def locate(engine: Engine, setting: str, monkeypatch: pytest.MonkeyPatch, **keys
 
     runtime = Docker(host="unix:///fake.sock")
     monkeypatch.setattr(runtime, "client", lambda: contextlib.closing(engine))
-    return images.resolve_container(setting, runtime, progress=lambda _: None, **keys)
+    return container_image.resolve_container(setting, runtime, progress=lambda _: None, **keys)
 
 
 def test_two_digests_of_one_repository_are_told_apart_by_membership(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tasks import images
+from tasks import container_image, image_pins
 from tasks.errors import UserError
 from tasks.runtimes.docker import Docker
 from tasks.runtimes.job import Ended, Job, Mount, this_owner
@@ -278,8 +278,8 @@ def test_images_are_taken_by_digest_and_a_moved_tag_is_seen(
     sha = "3b04247b78c69ed4c447204aad0d1e3215b0a083"
     first = _variant(client, image, f"{ref}:1", f"ENV NEMO_RL_COMMIT={sha}")
 
-    def resolve(setting: str, **keys: Any) -> images.Image:
-        return images.resolve_container(setting, engine, progress=told.append, **keys)
+    def resolve(setting: str, **keys: Any) -> image_pins.Image:
+        return container_image.resolve_container(setting, engine, progress=told.append, **keys)
 
     found = resolve(f"{ref}:1")
     assert (found.digest, found.nemo_rl_sha, found.fingerprint, found.notes) == (first, sha, None, ())
@@ -325,11 +325,11 @@ def test_images_are_taken_by_digest_and_a_moved_tag_is_seen(
 def test_the_fingerprint_is_read_without_running_the_image(client: DockerClient, image: str, tmp_path: Path) -> None:
     content = {"uv.lock": "abc", "pyproject.toml": "def"}
     (tmp_path / "Dockerfile").write_text(
-        f'FROM {REF}\nCOPY fingerprint {images.FINGERPRINT}\nLABEL nemo-rl-e2e.nemo_rl=abcdef1234\nENTRYPOINT ["/bin/false"]\n'
+        f'FROM {REF}\nCOPY fingerprint {container_image.FINGERPRINT}\nLABEL nemo-rl-e2e.nemo_rl=abcdef1234\nENTRYPOINT ["/bin/false"]\n'
     )
     (tmp_path / "fingerprint").write_text(json.dumps(content))
     client.images.build(path=str(tmp_path), tag="nemo-rl-e2e/fingerprint:1", rm=True)
-    found = images.resolve_container("nemo-rl-e2e/fingerprint:1", Docker(host=HOST))
+    found = container_image.resolve_container("nemo-rl-e2e/fingerprint:1", Docker(host=HOST))
     assert json.loads(found.fingerprint or "") == content
     assert (found.digest, found.nemo_rl_sha) == (None, "abcdef1234")
 
@@ -344,7 +344,7 @@ def test_the_thin_layer_builds_on_a_base_and_is_labelled(client: DockerClient, i
     )
     found = client.images.get("nemo-rl-e2e/thin:1")
     assert found.labels["org.opencontainers.image.base.name"] == REF
-    assert images.commit_inside(found.attrs["Config"]) == "abcdef1234"
+    assert container_image.commit_inside(found.attrs["Config"]) == "abcdef1234"
 
 
 def test_the_ci_image_has_the_same_id_on_every_build(archive: tuple[Path, str], ci_image: Any, tmp_path: Path) -> None:

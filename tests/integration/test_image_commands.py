@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tasks import image_build, image_commands, image_pins, images, settings
+from tasks import container_image, image_build, image_commands, image_pins, images, settings
 from tasks.errors import UserError
 from tasks.runtimes.docker import Docker
 from tests.conftest import run_git
@@ -100,7 +100,7 @@ def test_an_image_is_built_once_for_its_inputs_and_stale_exactly_when_they_chang
     identity = checkout.wanted()
     found = client.images.get(identity)
     head = run_git(checkout.repo, "rev-parse", "HEAD").strip()
-    assert images.commit_inside(found.attrs["Config"]) == head
+    assert container_image.commit_inside(found.attrs["Config"]) == head
     assert client.containers.run(identity, ["cat", "/opt/flavour"], remove=True, network_mode="none") == b"nuts\n"
     folder, made = checkout.provenance()
     assert (made["id"], made["target"], made["nemo_rl"], made["builder"]) == (identity, "release", head, BUILDER)
@@ -198,10 +198,10 @@ def test_a_new_pin_is_proposed_as_a_diff_and_written_on_request(
     assert f"+    digest: {digest}\n" in capsys.readouterr().out
     assert path.read_text() == before
     assert update(apply=True) == 0
-    pin = images.load_pins(path)["rl"]
+    pin = image_pins.load_pins(path)["rl"]
     assert (pin.digest, pin.nemo_rl) == (digest, sha), "the image that is here says its commit itself"
     assert path.read_text().startswith("# head\n")
-    assert images.resolve_container("rl", engine, pins=path, require_pinned=True).digest == digest
+    assert container_image.resolve_container("rl", engine, pins=path, require_pinned=True).digest == digest
     assert update() == 0
     assert told[-2:] == [f"rl: {registry}/t/rl:v1 is {digest} as pinned", "Result: Pass - nothing to change"]
     # the tag moves to an image that is not here: its commit is unknown, and the old one is not carried over
@@ -210,7 +210,7 @@ def test_a_new_pin_is_proposed_as_a_diff_and_written_on_request(
     capsys.readouterr()
     assert update(None, apply=True) == 0
     assert {f"-    digest: {digest}", f"+    digest: {second}"} < set(capsys.readouterr().out.splitlines())
-    assert images.load_pins(path)["rl"].nemo_rl in (None, "0" * 40)
+    assert image_pins.load_pins(path)["rl"].nemo_rl in (None, "0" * 40)
     path.write_text(path.read_text().replace(":v1", ":v9"))
     assert update() == 2
     assert "manifest unknown" in told[-2]
