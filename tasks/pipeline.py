@@ -93,6 +93,7 @@ class Pipeline(Checkouts):
         self.listeners: list[Callable[[str, str, Mapping[str, Any]], None]] = []
         self._gpu_lock = threading.Lock()
         self._keys: dict[str, str] = {}  # task -> input digest of what is being executed
+        self.sent: set[str] = set()  # run tasks whose jobs this invocation submitted before their turn
         self.gpu_hours = 0.0  # that this invocation may have used, at most
         self.planned: list[str] = []
         self.resolving = threading.Lock()
@@ -231,13 +232,13 @@ class Pipeline(Checkouts):
 
     @cached_property
     def rehearsal_place(self) -> Place:
-        """Return where rehearsals run: the CPU environment, here or mounted into an image by runtime=docker|podman.
+        """Return where rehearsals run: the CPU environment, here or mounted into an image by docker, podman or slurm.
 
         Two digests name it then: the image's, and the environment's beside it. Only the word on the command line
         counts: docker is the default of the levels, and a rehearsal needs neither an engine nor an image.
         """
         said = self.settings.origins.get("runtime") == "the command line"
-        if not said or self.settings.runtime not in {"docker", "podman"}:
+        if not said or self.settings.runtime not in {"docker", "podman", "slurm"}:
             return self.cpu_place
         built, image = self.cpu_place, {**self.place.image, "cpu": self.cpu_place.image["id"]}
         return replace(built, runtime=self.place.runtime, image=image)
@@ -300,7 +301,8 @@ class Pipeline(Checkouts):
 
     def in_flight(self, task: str) -> Path | None:
         """Return the attempt of `task` that a cluster is at for exactly these inputs, or None."""
-        return inflight.find(self.workspace.attempts, task, self._keys.get(task, ""), finished=not self.settings.fresh)
+        finished = not self.settings.fresh or task in self.sent
+        return inflight.find(self.workspace.attempts, task, self._keys.get(task, ""), finished=finished)
 
     def folder(self, task: str, name: str) -> Path:
         """Return the attempt folder for `task`: the one in flight, else a fresh one below `name`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from tasks import attempts, config_rules, environment, pipeline, runs, script_calls
+from tasks import attempts, config_rules, environment, inflight, pipeline, runs, script_calls
 from tasks.errors import UserError
 from tasks.files import read_json, sha256_json, write_json
 from tasks.verdict import Reason, Verdict
@@ -101,7 +101,8 @@ def _ask(
         except UserError:
             continue  # its own turn tells
     place = pipe.place_of(name)
-    folder = attempts.new_folder(pipe.workspace.attempts, f"config-{name}" if name else "config")
+    folder = pipe.folder(f"config:{case.id}", f"config-{name}" if name else "config")
+    asked_before = (folder / inflight.FILE).exists()  # by a job that reads its question when it starts
 
     def command(paths: Mapping[str, str]) -> attempts.Command:
         question = {
@@ -110,7 +111,8 @@ def _ask(
             "secrets": list(environment.secret_names(os.environ)),
             "result": f"{paths['attempt']}/answers.json",
         }
-        write_json(folder / "question.json", question)
+        if not asked_before:
+            write_json(folder / "question.json", question)
         # in the image PATH begins with the driver's environment
         argv = (place.interpreter, f"{paths['agent']}/resolve.py", f"{paths['attempt']}/question.json")
         return attempts.Command(argv, paths["nemo_rl"], TIMEOUT_S, cuda=False)
