@@ -189,6 +189,8 @@ def perform(
         if pretended is not None:
             cpu.release(folder)
     if ended.reason == "detached":
+        if not inflight.is_open(folder):  # it was not accepted: an attempt that never was
+            shutil.rmtree(folder)
         raise inflight.InFlightError(ended.detail)
     return Attempt(folder.name, folder, read_json(folder / "exit.json"), ended.reason, ended.detail)
 

@@ -397,6 +397,16 @@ def test_detach_leaves_the_job_and_the_next_call_submits_nothing(cluster):
     assert not cluster.calls("scancel")
 
 
+@pytest.mark.parametrize("accepted", [True, False])
+def test_a_submission_ahead_is_followed_by_nobody_and_a_refused_one_leaves_no_attempt(cluster, accepted):
+    runtime = cluster.runtime()
+    runtime.ahead = True
+    if not accepted:
+        cluster.does(sbatch="echo 'error: QOSMaxSubmitJobPerUserLimit' >&2; exit 1")
+    assert cluster.run(runtime).reason == "detached"
+    assert (len(cluster.calls("sbatch")), inflight.is_open(cluster.folder)) == (1, accepted)
+
+
 @pytest.fixture
 def interrupted(cluster, monkeypatch):
     """Return a function that runs a job, raises `error` at its third poll, and says what was cancelled."""

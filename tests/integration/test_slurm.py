@@ -320,6 +320,62 @@ def test_a_runner_that_is_killed_loses_nothing(mini):
     assert "in flight" not in mini.doit("status", *words[1:3]).out
 
 
+CASE = """      {name}:
+        {what}
+        repo: nemo_rl
+        gpus: 2
+        timeout: 60s
+        steps: 2
+        logs: logs
+        backend: megatron
+"""
+WAITS = 'command: [python, train.py]\n        overrides: [run.mode=wait, "run.until={attempt}/go"]'
+BAD = "script: tests/functional/mini.sh\n        overrides: [no.such.key=1]"
+
+
+def test_cases_wait_in_the_queue_side_by_side_and_a_signal_ends_all_of_them(mini):
+    text = mini.levels.read_text()
+    cases = [CASE.format(name=name, what=what) for name, what in (("first", WAITS), ("second", WAITS), ("bad", BAD))]
+    mini.levels.write_text(text[: text.index("      train:")] + "".join(cases))
+    words = ("level0", "runtime=slurm", f"image={mini.home / 'image.sqsh'}", "fresh=1", "max_gpu_hours=99")
+
+    def running() -> list[Path]:
+        """Wait until both cases run at the same time; return their attempts."""
+        until = time.monotonic() + 90
+        while time.monotonic() < until:
+            found = [
+                mini.attempts(f"level0.{name}") if list(mini.build.glob("*/report")) else []
+                for name in ("first", "second")
+            ]
+            newest = [paths[-1] for paths in found if paths and (paths[-1] / "run.log").exists()]
+            if len(newest) == 2 and not any((path / "exit.json").exists() for path in newest):
+                return newest
+            time.sleep(0.1)
+        call.kill()
+        pytest.fail(call.communicate()[0])
+
+    call = mini.start(*words)
+    attempts = running()
+    assert not mini.attempts("level0.bad")  # its config is Blocked: it must not have GPUs
+    call.send_signal(signal.SIGTERM)
+    assert call.communicate(timeout=90)[0]
+    assert call.returncode == 143
+    for path in attempts:
+        assert json.loads((path / "slurm.json").read_text())["state"] == "over"
+        assert ask("squeue", "-h", "-n", f"e2e:{path.name}") == ""
+    call = mini.start(*words)
+    first, second = running()
+    for path in (second, first):  # the second has its result before its turn: fresh=1 must not run it again
+        (path / "go").touch()
+        while not (path / "exit.json").exists():
+            time.sleep(0.1)
+    out = call.communicate(timeout=90)[0]
+    assert call.returncode == 2, out
+    verdicts = {case["case"]: case["verdict"] for case in mini.report()["cases"]}
+    assert verdicts == {"first": "Pass", "second": "Pass", "bad": "Blocked"}, out
+    assert [len(mini.attempts(f"level0.{name}")) for name in ("first", "second", "bad")] == [2, 2, 0]
+
+
 def test_slurms_time_limit_is_told_apart_from_the_agents(limited):
     limited["thread"].join(90)
     assert limited["ended"].reason == "time_limit"
