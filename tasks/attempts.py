@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks import bytecode, cpu, environment, inflight, snapshot
+from tasks import bytecode, cpu, environment, inflight, local_copy, snapshot
 from tasks.files import read_json, sha256_json, write_json
 from tasks.runtimes import Job, Mount
 from tasks.settings import ROOT
@@ -53,6 +53,11 @@ class Place:
     image: Mapping[str, Any]
     cpu: CpuEnvironment | None = None
     rehearsal: bool = False
+
+    @property
+    def local_copy(self) -> str:
+        """Return the folder on a node's own storage that Core is copied to, "" where it stays (tasks/local_copy.py)."""
+        return str(getattr(self.runtime, "local_copy", ""))
 
     def root(self, kind: str, attempt: Path, trees: Mapping[str, Tree]) -> str:
         """Return where the tree of `kind` is for the run: the attempt's work copy, or the snapshot itself."""
@@ -124,7 +129,10 @@ def perform(
         for name in ("home", "origins", "work", "logs"):
             (folder / name).mkdir(exist_ok=True)
         for kind in WRITABLE:
-            snapshot.work_copy(trees[kind].path, folder / "work" / kind)
+            if kind == "mcore" and place.local_copy:
+                local_copy.prepare(folder, trees[kind])
+            else:
+                snapshot.work_copy(trees[kind].path, folder / "work" / kind)
     paths = {kind: place.root(kind, folder, trees) for kind in ("bridge", *WRITABLE)}
     paths["attempt"] = place.runtime.target("attempt", folder)
     paths["agent"] = place.runtime.target("agent", AGENT)
@@ -156,6 +164,8 @@ def perform(
         local=local,
         ray_folder=ray,
     )  # fmt: skip
+    if place.local_copy and not compiled:
+        env["PYTHONPYCACHEPREFIX"] = f"{local_copy.root(place.local_copy, folder)}/pycache"
     hidden = environment.secret_names(os.environ)
     spec = {
         "schema": 1, "id": folder.name, "argv": list(what.argv), "cwd": what.cwd, "env": env, "secrets": list(hidden),
@@ -170,7 +180,7 @@ def perform(
         id=folder.name,
         argv=(f"{paths['agent']}/agent.py", f"{paths['attempt']}/spec.json"),
         interpreter=place.interpreter,
-        mounts=(*_mounts(trees, folder, paths), *_host_folders(user), *_cpu_folders(place, compiled)),
+        mounts=(*_mounts(place, trees, folder, paths), *_host_folders(user), *_cpu_folders(place, compiled)),
         env=env,
         secrets=hidden,
         gpus=0 if place.cpu else what.gpus,
@@ -180,6 +190,7 @@ def perform(
         network=what.network,
         folder=folder,
         nodes=what.nodes,
+        local_copy=local_copy.arguments(paths["attempt"], paths["mcore"]) if place.local_copy else (),
     )
     try:
         ended = place.runtime.run(job, stop=stop, poll=poll)
@@ -218,12 +229,13 @@ def _byte_code(place: Place, trees: Mapping[str, Tree], folder: Path, paths: Map
     return found | packages
 
 
-def _mounts(trees: Mapping[str, Tree], folder: Path, paths: Mapping[str, str]) -> Sequence[Mount]:
+def _mounts(place: Place, trees: Mapping[str, Tree], folder: Path, paths: Mapping[str, str]) -> Sequence[Mount]:
     hosts = {"bridge": trees["bridge"].path, "attempt": folder, "agent": AGENT}
     hosts |= {kind: folder / "work" / kind for kind in WRITABLE}
-    return [
-        Mount(source=host, target=paths[kind], read_only=kind in ("bridge", "agent")) for kind, host in hosts.items()
-    ]
+    if place.local_copy:
+        hosts["mcore"], paths = trees["mcore"].path, {**paths, "mcore": local_copy.SOURCE}
+    frozen = {"bridge", "agent"} | ({"mcore"} if place.local_copy else set())
+    return [Mount(source=host, target=paths[kind], read_only=kind in frozen) for kind, host in hosts.items()]
 
 
 def _cpu_folders(place: Place, compiled: Mapping[Path, Path]) -> list[Mount]:

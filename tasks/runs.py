@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks import attempts, checkouts, cpu, environment, gpus, inflight, pipeline, records, snapshot
+from tasks import attempts, checkouts, cpu, environment, gpus, inflight, local_copy, pipeline, records, snapshot
 from tasks.files import read_json, sha256_json, write_json
 from tasks.verdict import Reason, Verdict
 
@@ -190,6 +190,8 @@ def _attempt(pipe: Pipeline, case: Case, place: Place, trees: Mapping[str, Tree]
     attempt = pipe.perform(place, trees, folder, f"run:{case.id}", lambda paths: _command(pipe, case, paths, place))
     missing = collect(case, folder, trees)
     damage = None if _bridge_is_intact(trees) else "the Bridge snapshot was changed while the case ran"
+    if attempt.exit is not None:
+        damage = damage or local_copy.unproved(folder, case.nodes)
     roots = {kind: place.root(kind, folder, trees) for kind in checkouts.TREES}
     exit_facts = attempt.exit or {}
     reason = how_it_ended(exit_facts, attempt.engine_reason)

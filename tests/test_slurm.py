@@ -237,6 +237,16 @@ def test_several_nodes_go_through_the_checkouts_ray_sub(cluster):
     assert env["COMMAND"].endswith("python3 -E -s -S -B /e2e/agent/agent.py /e2e/attempt/spec.json")
 
 
+def test_a_local_copy_is_made_before_the_agent_and_under_ray_sub_on_every_node_before_ray(cluster):
+    (cluster.home / "src/ray.sub").write_text("")
+    job = cluster.job(local_copy=("/l", "/s", "/t", "/n"))
+    argv = " ".join(slurm_submission.options(job, Site(), "i.sqsh", ()))
+    assert "local_copy.py /l /s /t /n python3 -E -s -S -B /e2e/agent/slurm_start.py" in argv
+    env = slurm_submission.environment(dataclasses.replace(job, nodes=2, gpus=16), "i.sqsh")
+    assert env["SETUP_COMMAND"].endswith("local_copy.py /l /s /t /n || kill -TERM $PPID")
+    assert "local_copy" not in env["COMMAND"]
+
+
 def test_paths_that_pyxis_cannot_name_are_refused(cluster):
     odd = cluster.home / "a:b"
     odd.mkdir()

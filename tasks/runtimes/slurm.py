@@ -17,7 +17,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tasks import inflight
+from tasks import inflight, local_copy
 from tasks.files import read_json
 from tasks.records import utc_now
 from tasks.runtimes import POLL_S, Ended, Job
@@ -51,13 +51,16 @@ class Slurm:
     ) -> None:
         self.image, self.detach, self.say = image, detach, say
         self.site = site or Site()
+        self.local_copy = self.site.local_copy
         self.controller = Controller(self.site)
         self.bad: set[str] = set()
         self.ahead = False  # submit and follow nothing: the job's own turn follows it (tasks/ahead.py)
         self.open: dict[str, Job] = {}  # submitted or followed by this process, and not over
 
     def target(self, kind: str, host: Path) -> str:
-        """Return the fixed path of `kind` in the container; KeyError for an unknown kind."""
+        """Return the path of `kind` in the container, fixed but for a Core on the node's own storage."""
+        if kind == "mcore" and self.local_copy:
+            return f"{local_copy.root(self.local_copy, host.parent.parent)}/mcore"  # host: <attempt>/work/mcore
         return TARGETS[kind]
 
     def use(self, image: str) -> None:

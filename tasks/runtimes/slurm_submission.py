@@ -109,6 +109,8 @@ def environment(job: Job, image: str) -> dict[str, str]:
             "CONTAINER": image, "MOUNTS": f"{_mounts(job)},{place}:{place}", "COMMAND": shlex.join(_start(job)),
             "GPUS_PER_NODE": str(_each(job)), "BASE_LOG_DIR": place,
         }  # fmt: skip
+        if job.local_copy:  # ray.sub goes on after a set-up that failed: end the step, which ends the job
+            env["SETUP_COMMAND"] = f"{shlex.join(_copying(job))} || kill -TERM $PPID"
     return env
 
 
@@ -135,4 +137,9 @@ def _start(job: Job) -> list[str]:
     """Return the command inside the container."""
     python = [job.interpreter, *AGENT_FLAGS]
     note = f"{TARGETS['attempt']}/slurm/started.json"
-    return [*python, f"{TARGETS['agent']}/slurm_start.py", note, *python, *job.argv]
+    first = _copying(job) if job.local_copy and job.nodes == 1 else []
+    return [*first, *python, f"{TARGETS['agent']}/slurm_start.py", note, *python, *job.argv]
+
+
+def _copying(job: Job) -> list[str]:
+    return [job.interpreter, *AGENT_FLAGS, f"{TARGETS['agent']}/local_copy.py", *job.local_copy]

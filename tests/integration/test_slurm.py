@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -320,6 +321,13 @@ def test_a_runner_that_is_killed_loses_nothing(mini):
     assert "in flight" not in mini.doit("status", *words[1:3]).out
 
 
+LOCAL = """import sys, tasks.settings
+tasks.settings._site = lambda path: ({}, {"local_copy": "/tmp"})
+from tasks.command import main
+sys.exit(main())
+"""
+
+
 CASE = """      {name}:
         {what}
         repo: nemo_rl
@@ -334,6 +342,7 @@ BAD = "script: tests/functional/mini.sh\n        overrides: [no.such.key=1]"
 
 
 def test_cases_wait_in_the_queue_side_by_side_and_a_signal_ends_all_of_them(mini):
+    """With Core copied to the nodes, because a level of its own would cost ten seconds more."""
     text = mini.levels.read_text()
     cases = [CASE.format(name=name, what=what) for name, what in (("first", WAITS), ("second", WAITS), ("bad", BAD))]
     mini.levels.write_text(text[: text.index("      train:")] + "".join(cases))
@@ -354,7 +363,12 @@ def test_cases_wait_in_the_queue_side_by_side_and_a_signal_ends_all_of_them(mini
         call.kill()
         pytest.fail(call.communicate()[0])
 
-    call = mini.start(*words)
+    def start() -> subprocess.Popen[str]:
+        argv = [sys.executable, "-c", LOCAL, *mini.argv(*words)[3:]]  # after `python -m doit`
+        env = {**mini.environment(), "PYTHONPATH": str(ROOT)}
+        return subprocess.Popen(argv, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    call = start()
     attempts = running()
     assert not mini.attempts("level0.bad")  # its config is Blocked: it must not have GPUs
     call.send_signal(signal.SIGTERM)
@@ -363,7 +377,7 @@ def test_cases_wait_in_the_queue_side_by_side_and_a_signal_ends_all_of_them(mini
     for path in attempts:
         assert json.loads((path / "slurm.json").read_text())["state"] == "over"
         assert ask("squeue", "-h", "-n", f"e2e:{path.name}") == ""
-    call = mini.start(*words)
+    call = start()
     first, second = running()
     for path in (second, first):  # the second has its result before its turn: fresh=1 must not run it again
         (path / "go").touch()
@@ -374,6 +388,10 @@ def test_cases_wait_in_the_queue_side_by_side_and_a_signal_ends_all_of_them(mini
     verdicts = {case["case"]: case["verdict"] for case in mini.report()["cases"]}
     assert verdicts == {"first": "Pass", "second": "Pass", "bad": "Blocked"}, out
     assert [len(mini.attempts(f"level0.{name}")) for name in ("first", "second", "bad")] == [2, 2, 0]
+    core = f"/tmp/e2e-{second.name}/mcore/megatron/core/__init__.py"
+    assert core in "".join(path.read_text() for path in (second / "origins").glob("*.jsonl"))
+    assert [json.loads(path.read_text())["files"] for path in (second / "copies").iterdir()] == [2]
+    assert not (second / "work/mcore").exists()
 
 
 def test_slurms_time_limit_is_told_apart_from_the_agents(limited):
