@@ -126,6 +126,7 @@ def execute(pipe: Pipeline, case: Case, retries: int | None = None) -> Done:
         return pipeline.Done({"attempts": []}, verdict, tuple(reasons), reusable=False)
     trees = pipe.sound_trees(baseline=name == "baseline")
     tried: list[dict[str, Any]] = []
+    before = pipe.records.latest("run", case.id)
     most = pipe.settings.retries if retries is None else retries
     with _gpu_lease(pipe, case, place):
         while True:
@@ -146,7 +147,7 @@ def execute(pipe: Pipeline, case: Case, retries: int | None = None) -> Done:
     last = tried[-1]
     clean = last["reason"] == "exited" and last["rc"] == 0 and last["damage"] is None
     return pipeline.Done(
-        {"attempts": tried, "command": _as_run(pipe, tried[-1], case)},
+        {"attempts": tried, "command": _as_run(pipe, tried[-1], case), "notes": gpus.driver_notes(tried, before)},
         reusable=clean, evidence=proof, gpus=pipe.gpus.models[: case.gpus],
     )  # fmt: skip
 
@@ -204,6 +205,7 @@ def _attempt(pipe: Pipeline, case: Case, place: Place, trees: Mapping[str, Tree]
         "started": exit_facts.get("started"),
         "duration_s": exit_facts.get("duration_s"),
         "gpus": list(pipe.gpus.models[: case.gpus]),
+        "driver": exit_facts.get("environment", {}).get("driver"),
         "missing_files": missing,
         "damage": damage,
         "roots": roots,
