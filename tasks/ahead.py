@@ -9,6 +9,7 @@ GPUs, `--dependency=singleton` would run them one after another, and an attempt 
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 from tasks.errors import UserError
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
 
 
 def submit(now: Invocation, first: Stage) -> None:
-    """Submit the run `first`, then every other planned run of its environment that may; once an invocation."""
+    """Submit the run `first`, then every other planned run of its environment that may; once an invocation.
+
+    With `jobs=N` doit's threads submit side by side by themselves.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
     environment = now.environment_of(now.case(first.name))
     runtime = now.place_of(environment).runtime
     if not isinstance(runtime, Slurm) or now.settings.detach or now.sent or first.task not in now.planned:

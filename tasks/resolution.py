@@ -123,7 +123,8 @@ def _ask(
     if not isinstance(found, dict) or attempt.exit is None or attempt.exit.get("rc") != 0:
         why = attempt.engine_detail or f"see {folder / 'run.log'}"
         raise UserError(f"NeMo-RL's config loader gave no answer in {place.interpreter}: {why}")
-    pipe.resolved |= {key: (folder, answers) for key, answers in found.items()}
+    taken = {case.id: found[case.id]} if asked_before else found  # who else was asked then may be another case by now
+    pipe.resolved |= {key: (folder, answers) for key, answers in taken.items()}
     return pipe.resolved[case.id]
 
 
