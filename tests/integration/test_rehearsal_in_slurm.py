@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -53,7 +54,7 @@ def test_sft_megatron_passes_as_a_job_and_swapped_names_are_found(tmp_path):
     assert "/opt/Megatron-Bridge/src/" in "".join(path.read_text() for path in (attempt / "origins").glob("*.jsonl"))
     assert [run_git(tree, "status", "--porcelain", "--ignored") for tree in (bridge, nemo_rl)] == before
     text = (bridge / MAPPING).read_text()
-    swapped = text.replace("k_proj.weight", "K").replace("v_proj.weight", "k_proj.weight").replace("K", "v_proj.weight")
+    swapped = re.sub(r"\b([kv])_proj\.weight", lambda found: f"{'v' if found[1] == 'k' else 'k'}_proj.weight", text)
     assert swapped != text
     (bridge / MAPPING).write_text(swapped)
     rc, out = rehearse(bridge, build, tmp_path / "node.sqsh")
