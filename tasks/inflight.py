@@ -34,9 +34,9 @@ def note(folder: Path, **facts: Any) -> dict[str, Any]:
 
 
 def is_open(folder: Path) -> bool:
-    """Tell whether Slurm has, or may have, a job of this attempt whose result nobody took."""
+    """Tell whether Slurm has, or may have, a job of this attempt whose result nobody took; a file unread is a yes."""
     known = read_json(folder / FILE)
-    return isinstance(known, dict) and known.get("state") in ("submitting", "submitted")
+    return known.get("state") != "over" if isinstance(known, dict) else (folder / FILE).exists()
 
 
 def close(folder: Path) -> None:
