@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tasks import inflight, runs
+from tasks import inflight, local_copy, runs
+from tasks.files import sha256_file
 from tasks.runtimes import Ended, Job, Mount, slurm_commands
 from tasks.runtimes.slurm import Slurm
 from tasks.runtimes.slurm_commands import Site
@@ -413,7 +414,7 @@ esac
 
 @pytest.mark.real
 def test_several_nodes_go_through_the_real_ray_sub(tmp_path):
-    """ray.sub of the checkout as it is; only `ray` is a stub. Last: it wants both nodes to itself."""
+    """ray.sub of the checkout as it is; only `ray` is a stub. Core is copied on both. Last: it wants both nodes."""
     if not os.environ.get("NEMO_RL_REPO"):
         lacking("no NeMo-RL checkout: set NEMO_RL_REPO")
     stub, tree = tmp_path / "stub", tmp_path / "rl"
@@ -423,9 +424,15 @@ def test_several_nodes_go_through_the_real_ray_sub(tmp_path):
     (stub / "ray").chmod(0o755)
     (tree / "ray.sub").write_bytes((Path(os.environ["NEMO_RL_REPO"]) / "ray.sub").read_bytes())
     site = slurm_commands.site_of({"account": "a", "partition": "main"})
-    runner = Runner(tmp_path, "ls /e2e/attempt/ray; pwd; exit 5", site=site, gpus=4)
-    extra = (Mount(tree, "/opt/nemo-rl", read_only=False), Mount(stub, "/usr/local/sbin", read_only=True))
-    runner.job = dataclasses.replace(runner.job, nodes=2, mounts=(*runner.job.mounts, *extra))
+    runner = Runner(tmp_path, "ls /e2e/attempt/ray; pwd; cat /tmp/copy/mcore/ray; exit 5", site=site, gpus=4)
+    extra = (
+        Mount(tree, "/opt/nemo-rl", read_only=False), Mount(stub, "/usr/local/sbin", read_only=True),
+        Mount(stub, local_copy.SOURCE, read_only=True),
+    )  # fmt: skip
+    (runner.folder / local_copy.LIST).write_text(json.dumps({"ray": ["100755", sha256_file(stub / "ray")]}))
+    (runner.folder / local_copy.NOTES).mkdir()
+    copying = local_copy.arguments("/e2e/attempt", "/tmp/copy/mcore")
+    runner.job = dataclasses.replace(runner.job, nodes=2, mounts=(*runner.job.mounts, *extra), local_copy=copying)
     ended = runner.run()
     assert (ended.reason, runner.exit["rc"]) == ("exited", 5), (ended, runner.said)
     assert "through Ray" in runner.said[0] or "ray.sub" in runner.said[0]
@@ -434,3 +441,6 @@ def test_several_nodes_go_through_the_real_ray_sub(tmp_path):
         len([word for word in seen if word.startswith("n")]) == 1
     )  # the worker of the second node; the head is "head"
     assert "/e2e/attempt" in seen
+    assert "sessions" in seen  # of the copy
+    assert {path.stem for path in (runner.folder / local_copy.NOTES).iterdir()} == set(NODES)
+    assert local_copy.unproved(runner.folder, 2) is None
