@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -128,6 +129,23 @@ def test_a_run_on_a_copy_that_nobody_proved_is_damaged(node, monkeypatch, proved
     trees: Any = {"bridge": SimpleNamespace(path=folder / "none" / "tree")}
     facts = runs._attempt(pipe, SimpleNamespace(id="c", nodes=1, gpus=0), place, trees)
     assert (facts["damage"] is None) is proved
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_driver_over_several_nodes_starts_only_when_each_has_proved_its_copy(node, monkeypatch, capsys, nodes):
+    spec = importlib.util.spec_from_file_location("node_copy", ROOT / "containers/local_copy.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    started: list[str] = []
+    monkeypatch.setattr(module.os, "execvp", lambda _, command: started.extend(command) or 0)
+    monkeypatch.setattr(module, "LATENCY_S", 0.0)
+    note(node, "n1")
+    note(node, "n2", list="of another tree")
+    status = module.main(["--proved", str(nodes), str(node.list), str(node.notes), "agent"])
+    assert (status, started) == ((0, ["agent"]) if nodes == 1 else (74, []))
+    assert ("1 of 2 nodes" in capsys.readouterr().err) is (nodes == 2)
 
 
 def test_core_has_a_path_of_its_own_for_each_attempt_and_the_others_keep_theirs():
