@@ -102,7 +102,9 @@ def test_local_attempts_and_real_images_get_no_mount_of_the_cpu_environment(
         assert spec["give_back"] == [str(tmp_path / "a/ws/attempts/case/1") if environment else "/e2e/attempt"]
 
 
-@pytest.mark.parametrize(("state", "kept"), [("submitted", True), ("submitting", True), ("over", False), (None, False)])
+@pytest.mark.parametrize(
+    ("state", "kept"), [("submitted", True), ("submitting", True), ("unread", True), ("over", False), (None, False)]
+)
 def test_a_job_that_goes_on_keeps_its_attempt_and_one_that_was_not_accepted_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str | None, kept: bool
 ) -> None:
@@ -110,6 +112,8 @@ def test_a_job_that_goes_on_keeps_its_attempt_and_one_that_was_not_accepted_does
         def run(self, job: Job, **_: object) -> Ended:
             if state:
                 inflight.note(job.folder, state=state)
+            if state == "unread":
+                (job.folder / inflight.FILE).write_text("{")
             return Ended(None, "detached", "in flight")
 
     with pytest.raises(inflight.InFlightError):
