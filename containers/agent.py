@@ -171,10 +171,13 @@ def environment(folder: str) -> dict[str, Any]:
             usage = shutil.disk_usage(path)
             facts[name] = usage.total if name == "shm_bytes" else usage.free
     if tool := shutil.which("nvidia-smi"):
-        argv = [tool, "--query-gpu=name", "--format=csv,noheader"]
+        argv = [tool, "--query-gpu=name,driver_version", "--format=csv,noheader"]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             run = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=True, stdin=subprocess.DEVNULL)
-            facts["gpus"] = [line.strip() for line in run.stdout.splitlines() if line.strip()]
+            rows = [
+                [word.strip() for word in f"{line},".split(",")] for line in run.stdout.splitlines() if line.strip()
+            ]
+            facts |= {"gpus": [row[0] for row in rows], "driver": next((row[1] for row in rows), "")}
     return facts
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tasks.records import Record
     from tasks.stage import Outcome
 
-ATTEMPT_KEYS = ("id", "path", "rc", "reason", "started", "duration_s", "gpus")
+ATTEMPT_KEYS = ("id", "path", "rc", "reason", "started", "duration_s", "gpus", "driver")
 STAGES = ("image", "sync", "cpu", "probe", "probe-cpu", "probe-baseline")
 
 
@@ -227,9 +227,9 @@ def _case(now: Invocation, case: Case) -> dict[str, Any]:
 
 
 def _notes(now: Invocation, case: Case) -> list[str]:
-    """Return what of the case's config could not be resolved before the run."""
-    config = now.outcomes.get(f"config:{case.id}")
-    return list(config.record.artefact.get("notes", [])) if config and config.record else []
+    """Return what of the case's config could not be resolved before the run, and what of its nodes is worth knowing."""
+    found = (now.outcomes.get(f"{kind}:{case.id}") for kind in ("config", "run"))
+    return [note for one in found if one and one.record for note in one.record.artefact.get("notes", [])]
 
 
 def _unevaluated(expr: str) -> dict[str, Any]:

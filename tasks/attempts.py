@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks import bytecode, cpu, environment, inflight, snapshot
+from tasks import bytecode, cpu, environment, inflight, local_copy, snapshot
 from tasks.files import read_json, sha256_json, write_json
 from tasks.runtimes.job import Job, Mount
 from tasks.settings import ROOT
@@ -48,7 +48,8 @@ class Tree:
 class Place:
     """Where attempts run: the runtime, the interpreter as it sees it, the image, the CPU stand-ins if it has them.
 
-    `libraries`: folders of modules in the image -> where their byte code is kept here.
+    `libraries`: folders of modules in the container -> where their byte code is kept here. `mounted`: folders that it
+    sees at their own paths, to read only.
     """
 
     runtime: Runtime
@@ -57,6 +58,12 @@ class Place:
     cpu: CpuEnvironment | None = None
     rehearsal: bool = False
     libraries: Mapping[Path, Path] = field(default_factory=dict)
+    mounted: tuple[Path, ...] = ()
+
+    @property
+    def local_copy(self) -> str:
+        """Return the folder on a node's own storage that Core is copied to, "" where it stays (tasks/local_copy.py)."""
+        return str(getattr(self.runtime, "local_copy", ""))
 
     def root(self, kind: str, attempt: Path, trees: Mapping[str, Tree]) -> str:
         """Return where the tree of `kind` is for the run: the attempt's work copy, or the snapshot itself."""
@@ -128,7 +135,10 @@ def perform(
         for name in ("home", "origins", "work", "logs"):
             (folder / name).mkdir(exist_ok=True)
         for kind in WRITABLE:
-            snapshot.work_copy(trees[kind].path, folder / "work" / kind)
+            if kind == "mcore" and place.local_copy:
+                local_copy.prepare(folder, trees[kind])
+            else:
+                snapshot.work_copy(trees[kind].path, folder / "work" / kind)
     paths = {kind: place.root(kind, folder, trees) for kind in ("bridge", *WRITABLE)}
     paths["attempt"] = place.runtime.target("attempt", folder)
     paths["agent"] = place.runtime.target("agent", AGENT)
@@ -159,6 +169,8 @@ def perform(
         local=local,
         ray_folder=ray,
     )  # fmt: skip
+    if place.local_copy and not compiled:
+        env["PYTHONPYCACHEPREFIX"] = f"{local_copy.root(place.local_copy, folder)}/pycache"
     hidden = environment.secret_names(os.environ)
     spec = {
         "schema": 1, "id": folder.name, "argv": list(what.argv), "cwd": what.cwd, "env": env, "secrets": list(hidden),
@@ -174,8 +186,9 @@ def perform(
         argv=(f"{paths['agent']}/agent.py", f"{paths['attempt']}/spec.json"),
         interpreter=place.interpreter,
         mounts=(
-            *_mounts(trees, folder, paths),
+            *_mounts(place, trees, folder, paths),
             *_host_folders(user),
+            *(Mount(p, os.fspath(p), read_only=True) for p in place.mounted),
             # byte code at its own path, where the links in the attempt lead, so that only the first run compiles
             *(Mount(p, os.fspath(p), read_only=False) for p in sorted({*compiled.values()}) if not local),
         ),
@@ -188,6 +201,7 @@ def perform(
         network=what.network,
         folder=folder,
         nodes=what.nodes,
+        local_copy=local_copy.arguments(paths["attempt"], paths["mcore"]) if place.local_copy else (),
     )
     try:
         ended = place.runtime.run(job, stop=stop, poll=poll)
@@ -197,6 +211,8 @@ def perform(
         if pretended is not None:
             cpu.release(folder)
     if ended.reason == "detached":
+        if not inflight.is_open(folder):  # it was not accepted: an attempt that never was
+            shutil.rmtree(folder)
         raise inflight.InFlightError(ended.detail)
     return Attempt(folder.name, folder, read_json(folder / "exit.json"), ended.reason, ended.detail)
 
@@ -214,19 +230,20 @@ def _byte_code(place: Place, trees: Mapping[str, Tree], folder: Path, paths: Map
         if kept is not None:
             top, home = kept
             found[Path(paths[kind])] = home / tree.path.relative_to(top)
-    if place.runtime.name != "local":
+    if place.runtime.name != "local" and not place.mounted:
         return found
     home = place.cpu.python.parents[2] if place.cpu else folder.parents[2]
     name = place.cpu.digest if place.cpu else sha256_json(place.image)
     return found | bytecode.of_interpreter(Path(place.interpreter), home / f"{bytecode.NAME}-{name[:16]}")
 
 
-def _mounts(trees: Mapping[str, Tree], folder: Path, paths: Mapping[str, str]) -> Sequence[Mount]:
+def _mounts(place: Place, trees: Mapping[str, Tree], folder: Path, paths: Mapping[str, str]) -> Sequence[Mount]:
     hosts = {"bridge": trees["bridge"].path, "attempt": folder, "agent": AGENT}
     hosts |= {kind: folder / "work" / kind for kind in WRITABLE}
-    return [
-        Mount(source=host, target=paths[kind], read_only=kind in ("bridge", "agent")) for kind, host in hosts.items()
-    ]
+    if place.local_copy:
+        hosts["mcore"], paths = trees["mcore"].path, {**paths, "mcore": local_copy.SOURCE}
+    frozen = {"bridge", "agent"} | ({"mcore"} if place.local_copy else set())
+    return [Mount(source=host, target=paths[kind], read_only=kind in frozen) for kind, host in hosts.items()]
 
 
 def _host_folders(user: Mapping[str, str]) -> list[Mount]:

@@ -129,5 +129,8 @@ def _proofs(judged: Mapping[str, Any], attempt: str) -> Iterator[Link]:
 def cached(verdict: str, run: Record) -> Link:
     """Return why an earlier run answers for this one."""
     file = f"records/run/{run.name}/{run.key[:32]}.json"
-    text = f"recorded {run.finished} on {run.host}; {len(run.evidence)} evidence files hashed again"
+    driver = next(
+        (f", GPU driver {one['driver']}" for one in run.artefact.get("attempts", [])[-1:] if one.get("driver")), ""
+    )
+    text = f"recorded {run.finished} on {run.host}{driver}; {len(run.evidence)} evidence files hashed again"
     return Link(verdict, "equal inputs, unchanged evidence: the earlier run answers", file, None, text)

@@ -19,6 +19,7 @@ import os
 import re
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from tasks.runtimes.docker import Docker
     from tasks.settings import Settings
 
+PATH = "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # a container's own
 RECIPE = ROOT / "containers" / "ci_image.py"
 TOP = "/opt/e2e-cpu"
 REPOSITORY = "nemo-rl-e2e/cpu"
@@ -72,6 +74,27 @@ def place(settings: Settings, workspace: str, report: Callable[[str], None]) -> 
     return Place(runtime, os.fspath(inside.python), image.as_dict(), inside, rehearsal=True, libraries=libraries)
 
 
+def mounted(built: Place, place: Place) -> Place:
+    """Return the place of rehearsals whose containers are `place`'s and see the folders of `built` at their own paths.
+
+    Debian's own Python lies in /usr, which is the image's: there the image must bring the same one.
+    """
+    made = built.cpu
+    if made is None:
+        raise TypeError("only the CPU environment is mounted")
+    venv = made.python.parent.parent
+    bases, python = {made.python.resolve().parent.parent}, made.python
+    while python.is_symlink():  # a folder on the way may be a link too, and is then asked for by that name
+        python = python.parent / python.readlink()
+        bases.add(python.parent.parent)
+    folders = {venv, made.data.parent, Path(made.env["NEMO_RL_VENV_DIR"]).parent} | (bases - {Path("/usr"), venv})
+    base = os.fspath(made.python.resolve().parent)  # Core's Makefile asks this Python's python3-config
+    path = os.pathsep.join([*made.env["PATH"].split(os.pathsep)[:2], base, PATH])
+    inside = replace(made, env={**made.env, "PATH": path})
+    image = {**place.image, "cpu": built.image["id"]}
+    return replace(built, runtime=place.runtime, image=image, cpu=inside, mounted=tuple(sorted(folders)))
+
+
 def digest(source: Path = cpu.SOURCE) -> str:
     """Return what an image's label must say: a digest of the stand-ins, the pins and how the image is made."""
     return sha256_json({"files": cpu.contents(source), "layout": LAYOUT, "debian": PACKAGES})
@@ -83,7 +106,7 @@ def environment(models: Sequence[str]) -> CpuEnvironment:
         python=Path(f"{TOP}/venv/bin/python"),
         env={
             **cpu.constant(),
-            "PATH": f"{TOP}/bin:{TOP}/venv/bin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "PATH": f"{TOP}/bin:{TOP}/venv/bin:{PATH}",
             "NEMO_RL_VENV_DIR": f"{TOP}/ray_venvs",
         },
         pythonpath=(f"{TOP}/shim", *(f"{TOP}/standins/{name}" for name in cpu.ALWAYS)),

@@ -5,8 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from tasks.reason import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tasks.records import Record
 
 TIMEOUT_S = 30
 _LINE = re.compile(r"GPU \d+: (?P<model>.+?) \(UUID: [^)]+\)")
@@ -60,6 +66,19 @@ def memory() -> str:
     pairs = re.findall(r"^\s*(\d+), *(\d+)\s*$", asked.stdout, re.MULTILINE)  # MiB
     used, total = (sum(int(pair[n]) for pair in pairs) for n in (0, 1))
     return f"GPU {used / 1024:.0f}/{total / 1024:.0f} GiB" if total else ""
+
+
+def driver_notes(tried: Sequence[Mapping[str, Any]], before: Record | None) -> list[str]:
+    """Return what a reader must know of the nodes' GPU drivers: attempts that differ, or the case's last run did.
+
+    On a cluster the driver is no input of a run: which node it gets is not known before.
+    """
+    seen = [str(one["driver"]) for one in tried if one.get("driver")]
+    notes = [f"its attempts had different GPU drivers: {', '.join(seen)}"] if len(set(seen)) > 1 else []
+    earlier = [one.get("driver") for one in before.artefact.get("attempts", [])] if before else []
+    if seen and before and earlier and earlier[-1] and earlier[-1] != seen[-1]:
+        notes.append(f"ran with GPU driver {seen[-1]}, the run of {before.finished} with {earlier[-1]}")
+    return notes
 
 
 def lacking(wanted: int, gpus: Gpus) -> Reason | None:

@@ -33,6 +33,12 @@ def note(folder: Path, **facts: Any) -> dict[str, Any]:
     return known
 
 
+def is_open(folder: Path) -> bool:
+    """Tell whether Slurm has, or may have, a job of this attempt whose result nobody took; a file unread is a yes."""
+    known = read_json(folder / FILE)
+    return known.get("state") != "over" if isinstance(known, dict) else (folder / FILE).exists()
+
+
 def close(folder: Path) -> None:
     """Say that the attempt's result was taken, or that there is none; nothing happens where there was no job."""
     if (folder / FILE).exists():

@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tasks import answer, cpu, proof, records, settings
+from tasks import ahead, answer, cpu, proof, records, settings
 from tasks.errors import UserError
 from tasks.pipeline import Pipeline
 from tasks.reason import Verdict
@@ -35,6 +35,7 @@ class Invocation(Pipeline):
         self.requested: list[str] = []
         self.needs: Mapping[str, Iterable[str]] = {}
         self.roots: dict[str, str] = {}
+        self.early: set[str] = set()  # tasks that were done before doit asked for them (ahead.py)
         self.report: dict[str, Any] | None = None
         self._held = ExitStack()
 
@@ -79,6 +80,8 @@ class Invocation(Pipeline):
 
     def is_fresh(self, stage: Stage) -> bool:
         """Return whether a record makes the stage fresh: doit's `uptodate`."""
+        if stage.task in self.early:
+            return False  # its action knows: it was done a moment ago, and not reused
         try:
             return self.reuse(stage)
         except (UserError, OSError):
@@ -88,7 +91,7 @@ class Invocation(Pipeline):
         """Bring the stage up to date: doit's action. A verdict that is no Pass stops what depends on it."""
         try:
             outcome = self.outcomes.get(stage.task)
-            if outcome is None or not outcome.cached:
+            if outcome is None or not (outcome.cached or stage.task in self.early):
                 outcome = self.outcomes[stage.task] if self.reuse(stage) else self.execute(stage)
             if stage.kind == "check":
                 self._compare(stage, outcome)
@@ -119,6 +122,22 @@ class Invocation(Pipeline):
                     break
         except UserError as error:
             self.tell("progress", stage.task, text=f"no baseline: {error}")
+
+    def bring(self, task: str) -> bool:
+        """Do now what a planned case needs, a suite, a gate or a config; return whether it is a Pass."""
+        kind, _, name = task.partition(":")
+        if task not in self.early and task not in self.outcomes:
+            if kind == "gate":
+                done = self.do_gate(name) is True
+            elif kind in ("unit", "config"):
+                stage = self.unit(self.levels.suites[name]) if kind == "unit" else self.config(self.case(name))
+                done = self.do(stage) is True
+            else:
+                return False
+            self.early.add(task)
+            return done
+        outcome = self.outcomes.get(task)
+        return outcome.verdict is Verdict.PASS if outcome else kind == "gate"  # a gate that opened leaves none
 
     def do_repeat(self, case: Case) -> bool | TaskFailed:
         """Run the case n times: doit's action."""
@@ -219,6 +238,8 @@ class Invocation(Pipeline):
         A call that finds everything fresh never gets here: it neither renders a skeleton nor needs one.
         """
         self.write_report()
+        if stage.kind == "run":
+            ahead.submit(self, stage)
         return super().execute(stage)
 
     def depend(self, task: str, root: str) -> None:
@@ -243,6 +264,8 @@ class Invocation(Pipeline):
 
     def finish(self) -> tuple[Verdict, str]:
         """Write the last report, give the workspace back, and return the answer with its sentence."""
+        if self.stop.is_set():
+            ahead.let_go(self)
         self.write_report()
         self._publish(self.workspace.report)
         self._held.close()

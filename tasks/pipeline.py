@@ -53,6 +53,7 @@ class Pipeline(Checkouts):
         self.stop = threading.Event()
         self.listeners: list[Callable[[str, str, Mapping[str, Any]], None]] = []
         self._keys: dict[str, str] = {}  # task -> input digest of what is being executed
+        self.sent: set[str] = set()  # run tasks whose jobs this invocation submitted before their turn
         self.gpu_hours = 0.0  # that this invocation may have used, at most
         self.planned: list[str] = []
         self.resolving = threading.Lock()
@@ -185,16 +186,19 @@ class Pipeline(Checkouts):
 
     @cached_property
     def rehearsal_place(self) -> Place:
-        """Return where rehearsals run: the CPU environment here, or the image of it by runtime=docker|podman.
+        """Return where rehearsals run: the CPU environment here, the image of it, or under Slurm the same mounted.
 
         Only the word on the command line counts: docker is the default of the levels, and a rehearsal needs neither an
-        engine nor an image.
+        engine nor an image. Under Slurm the build folder is on the nodes, too, and two digests name the place: the
+        image's, and the environment's beside it.
         """
         said = self.settings.origins.get("runtime") == "the command line"
-        if not said or self.settings.runtime not in {"docker", "podman"}:
+        if not said or self.settings.runtime == "local":
             return self.cpu_place
         from tasks import cpu_image
 
+        if self.settings.runtime == "slurm":
+            return cpu_image.mounted(self.cpu_place, self.place)
         return cpu_image.place(self.settings, self.workspace.name, lambda line: self.tell("progress", "cpu", text=line))
 
     def image(self) -> Stage:
@@ -257,7 +261,8 @@ class Pipeline(Checkouts):
 
     def in_flight(self, task: str) -> Path | None:
         """Return the attempt of `task` that a cluster is at for exactly these inputs, or None."""
-        return inflight.find(self.workspace.attempts, task, self._keys.get(task, ""), finished=not self.settings.fresh)
+        finished = not self.settings.fresh or task in self.sent
+        return inflight.find(self.workspace.attempts, task, self._keys.get(task, ""), finished=finished)
 
     def folder(self, task: str, name: str) -> Path:
         """Return the attempt folder for `task`: the one in flight, else a fresh one below `name`."""

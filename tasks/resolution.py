@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from tasks import attempts, case_command, config_rules, environment, script_calls
+from tasks import attempts, case_command, config_rules, environment, inflight, script_calls
 from tasks.errors import UserError
 from tasks.files import read_json, sha256_json, write_json
 from tasks.reason import Reason, Verdict
@@ -102,7 +102,8 @@ def _ask(
         except UserError:
             continue  # its own turn tells
     place = pipe.place_of(name)
-    folder = attempts.new_folder(pipe.workspace.attempts, f"config-{name}" if name else "config")
+    folder = pipe.folder(f"config:{case.id}", f"config-{name}" if name else "config")
+    asked_before = (folder / inflight.FILE).exists()  # by a job that reads its question when it starts
 
     def command(paths: Mapping[str, str]) -> attempts.Command:
         question = {
@@ -111,7 +112,8 @@ def _ask(
             "secrets": list(environment.secret_names(os.environ)),
             "result": f"{paths['attempt']}/answers.json",
         }
-        write_json(folder / "question.json", question)
+        if not asked_before:
+            write_json(folder / "question.json", question)
         # in the image PATH begins with the driver's environment
         argv = (place.interpreter, f"{paths['agent']}/resolve.py", f"{paths['attempt']}/question.json")
         return attempts.Command(argv, paths["nemo_rl"], TIMEOUT_S, cuda=False)
@@ -122,7 +124,8 @@ def _ask(
     if not isinstance(found, dict) or attempt.exit is None or attempt.exit.get("rc") != 0:
         why = attempt.engine_detail or f"see {folder / 'run.log'}"
         raise UserError(f"NeMo-RL's config loader gave no answer in {place.interpreter}: {why}")
-    pipe.resolved |= {key: (folder, answers) for key, answers in found.items()}
+    taken = {case.id: found[case.id]} if asked_before else found  # who else was asked then may be another case by now
+    pipe.resolved |= {key: (folder, answers) for key, answers in taken.items()}
     return pipe.resolved[case.id]
 
 

@@ -13,7 +13,19 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks import attempts, case_command, checkouts, cpu, environment, gpus, inflight, records, resolution, snapshot
+from tasks import (
+    attempts,
+    case_command,
+    checkouts,
+    cpu,
+    environment,
+    gpus,
+    inflight,
+    local_copy,
+    records,
+    resolution,
+    snapshot,
+)
 from tasks.files import read_json, write_json
 from tasks.reason import Reason, Verdict
 from tasks.stage import Done, stated
@@ -100,6 +112,7 @@ def execute(pipe: Pipeline, case: Case, retries: int | None = None) -> Done:
         return Done({"attempts": []}, verdict, tuple(reasons), reusable=False)
     trees = pipe.sound_trees(baseline=name == "baseline")
     tried: list[dict[str, Any]] = []
+    before = pipe.records.latest("run", case.id)
     most = pipe.settings.retries if retries is None else retries
     with _gpu_lease(pipe, case, place):
         while True:
@@ -120,7 +133,7 @@ def execute(pipe: Pipeline, case: Case, retries: int | None = None) -> Done:
     last = tried[-1]
     clean = last["reason"] == "exited" and last["rc"] == 0 and last["damage"] is None
     return Done(
-        {"attempts": tried, "command": _as_run(pipe, tried[-1], case)},
+        {"attempts": tried, "command": _as_run(pipe, tried[-1], case), "notes": gpus.driver_notes(tried, before)},
         reusable=clean, evidence=proof, gpus=pipe.gpus.models[: case.gpus],
     )  # fmt: skip
 
@@ -150,6 +163,8 @@ def _attempt(pipe: Pipeline, case: Case, place: Place, trees: Mapping[str, Tree]
     attempt = pipe.perform(place, trees, folder, f"run:{case.id}", lambda paths: _command(pipe, case, paths, place))
     missing = collect(case, folder, trees)
     damage = None if _bridge_is_intact(trees) else "the Bridge snapshot was changed while the case ran"
+    if attempt.exit is not None:
+        damage = damage or local_copy.unproved(folder, case.nodes)
     roots = {kind: place.root(kind, folder, trees) for kind in checkouts.TREES}
     exit_facts = attempt.exit or {}
     reason = how_it_ended(exit_facts, attempt.engine_reason)
@@ -162,6 +177,7 @@ def _attempt(pipe: Pipeline, case: Case, place: Place, trees: Mapping[str, Tree]
         "started": exit_facts.get("started"),
         "duration_s": exit_facts.get("duration_s"),
         "gpus": list(pipe.gpus.models[: case.gpus]),
+        "driver": exit_facts.get("environment", {}).get("driver"),
         "missing_files": missing,
         "damage": damage,
         "roots": roots,

@@ -263,13 +263,14 @@ def test_a_signal_before_the_command_starts_still_leaves_a_record(
 ) -> None:
     slow = tmp_path / "bin" / "nvidia-smi"  # what the agent asks before it starts the command
     slow.parent.mkdir()
-    slow.write_text("#!/bin/bash\ntouch asked; for i in 1 2 3 4 5; do sleep 0.1; done; echo NVIDIA H100\n")
+    slow.write_text("#!/bin/bash\ntouch asked; for i in 1 2 3 4 5; do sleep 0.1; done; echo NVIDIA H100, 570.86.15\n")
     slow.chmod(0o755)
     one = start("touch", "started", environ={"PATH": f"{slow.parent}:{os.environ['PATH']}"})
     until((tmp_path / "asked").exists)
     one.process.terminate()
     ended = one.end(10)
     assert (ended["rc"], ended["reason"], ended["environment"]["gpus"]) == (None, "terminated", ["NVIDIA H100"])
+    assert ended["environment"]["driver"] == "570.86.15"
     assert not (tmp_path / "started").exists()
 
 

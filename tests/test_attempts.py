@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tasks import attempts, cpu
+from tasks import attempts, cpu, inflight
 from tasks.attempts import Command, Place, Tree
 from tasks.cpu import CpuEnvironment
 from tasks.runtimes.container import TARGETS
@@ -52,7 +52,7 @@ def built(tmp_path: Path) -> CpuEnvironment:
 
 
 def asked(
-    runtime: str, tmp_path: Path, built: CpuEnvironment | None, monkeypatch: pytest.MonkeyPatch, **keys: Any
+    runtime: str | Captured, tmp_path: Path, built: CpuEnvironment | None, monkeypatch: pytest.MonkeyPatch, **keys: Any
 ) -> tuple[Job, dict[str, list[str]]]:
     monkeypatch.setattr(attempts.snapshot, "work_copy", lambda _, target: target.mkdir())
     monkeypatch.setattr(cpu.tempfile, "gettempdir", lambda: "/tmp")
@@ -64,7 +64,7 @@ def asked(
         trees[kind] = Tree(kind, top / "tree", kind, {})
     folder = tmp_path / "ws" / "attempts" / "case" / "1"
     folder.mkdir(parents=True)
-    captured = Captured(runtime)
+    captured = Captured(runtime) if isinstance(runtime, str) else runtime
     python = str(built.python) if built else "python3"
     place = Place(captured, python, {"id": "i"}, built, rehearsal=built is not None, **keys)
     attempts.perform(
@@ -101,3 +101,22 @@ def test_local_attempts_and_real_images_get_no_mount_of_the_cpu_environment(
         job, spec = asked(runtime, tmp_path / name, environment, monkeypatch)
         assert len(job.mounts) == 5
         assert spec["give_back"] == [str(tmp_path / "a/ws/attempts/case/1") if environment else "/e2e/attempt"]
+
+
+@pytest.mark.parametrize(
+    ("state", "kept"), [("submitted", True), ("submitting", True), ("unread", True), ("over", False), (None, False)]
+)
+def test_a_job_that_goes_on_keeps_its_attempt_and_one_that_was_not_accepted_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str | None, kept: bool
+) -> None:
+    class Refusing(Captured):
+        def run(self, job: Job, **_: object) -> Ended:
+            if state:
+                inflight.note(job.folder, state=state)
+            if state == "unread":
+                (job.folder / inflight.FILE).write_text("{")
+            return Ended(None, "detached", "in flight")
+
+    with pytest.raises(inflight.InFlightError):
+        asked(Refusing("slurm"), tmp_path, None, monkeypatch)
+    assert (tmp_path / "ws" / "attempts" / "case" / "1").exists() is kept

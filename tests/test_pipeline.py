@@ -359,7 +359,7 @@ def test_two_event_files_that_contradict_each_other_are_no_evidence(mini):
 @pytest.mark.parametrize(
     ("origin", "runtime", "contained"),
     [
-        ("the command line", "docker", True), ("the command line", "podman", True), ("the command line", "slurm", False),
+        ("the command line", "docker", True), ("the command line", "podman", True), ("the command line", "slurm", True),
         ("the command line", "local", False), ("E2E_RUNTIME", "docker", False), ("site.yaml", "docker", False),
         (None, "docker", False),
     ],

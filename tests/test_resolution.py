@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
+from tasks import inflight, resolution
+from tasks.attempts import Attempt
+from tasks.records import input_digest
 from tests.miniature import LEVELS, LOADER, Miniature
+from tests.test_chain import now_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = """\
@@ -154,3 +158,30 @@ def test_what_cannot_count_is_blocked_before_the_run_and_a_good_config_is_resolv
     assert (both.rc, both.report["result"]) == (2, "Blocked")
     assert "both backends enabled" in both.report["sentence"]
     assert len(mini.attempts()) == 2
+
+
+def test_a_job_in_flight_is_picked_up_with_the_question_it_was_asked(tmp_path: Path, monkeypatch: Any) -> None:
+    mini = Miniature(tmp_path)
+    mini.levels.write_text(LEVELS.replace("command: [python, train.py]", "command: [python, examples/run_mini.py]"))
+    now = now_of(mini)
+    now.sync()
+    stage = now.config(now.case("level0.train"))
+    folder = now.workspace.attempts / "config" / "20261201-000000-abcd"
+    folder.mkdir(parents=True)
+    (folder / "question.json").write_text("asked")
+    key = input_digest(stage.inputs())
+    inflight.note(folder, state="submitted", task=stage.task, key=key, job="17")
+
+    def perform(_place: Any, _trees: Any, given: Path, _task: str, command: Any) -> Attempt:
+        command({"attempt": "/a", "agent": "/b", "nemo_rl": "/c"})
+        answer = {"program": "p", "arguments": [], "config": {}, "notes": [], "errors": [], "config_file": "f"}
+        (given / "answers.json").write_text(json.dumps({"level0.train": [answer], "level0.other": [answer]}))
+        return Attempt(given.name, given, {"rc": 0, "reason": "exited"}, "exited", "")
+
+    monkeypatch.setattr(now, "perform", perform)
+    monkeypatch.setattr(resolution.config_rules, "judge", lambda *_: [])
+    assert now.execute(stage).verdict == "Pass"
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    assert (folder / "question.json").read_text() == "asked"
+    assert set(now.resolved) == {"level0.train"}  # the other case may be another one by now
+    assert not inflight.is_open(folder)

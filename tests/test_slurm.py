@@ -226,7 +226,8 @@ def test_one_node_goes_through_srun_with_mounts_and_never_a_secret(cluster, monk
 
 
 def test_several_nodes_go_through_the_checkouts_ray_sub(cluster):
-    job, site = cluster.job(nodes=2, gpus=16), site_of({"account": "a", "partition": "p"})
+    ray = {"RAY_X": "1", "RAY_ADDRESS": "local", "RAY_TMPDIR": "/tmp", "OTHER": "2"}
+    job, site = cluster.job(nodes=2, gpus=16, env=ray), site_of({"account": "a", "partition": "p"})
     assert "no ray.sub" in slurm_submission.refusal(job, site)
     (cluster.home / "src/ray.sub").write_text("")
     assert "account" in slurm_submission.refusal(job, Site())
@@ -235,8 +236,19 @@ def test_several_nodes_go_through_the_checkouts_ray_sub(cluster):
     assert "ray.sub" in slurm_submission.plan(job, site)
     env = slurm_submission.environment(job, "i.sqsh")
     assert (env["GPUS_PER_NODE"], env["CONTAINER"]) == ("8", "i.sqsh")
+    assert [name for name in ray if name in env] == ["RAY_X"]  # for `ray start`, before the agent gives the rest
     assert env["MOUNTS"].endswith(f",{cluster.folder}/slurm:{cluster.folder}/slurm")  # ray.sub's logs, same path
     assert env["COMMAND"].endswith("python3 -E -s -S -B /e2e/agent/agent.py /e2e/attempt/spec.json")
+
+
+def test_a_local_copy_is_made_before_the_agent_and_under_ray_sub_on_every_node_before_ray(cluster):
+    (cluster.home / "src/ray.sub").write_text("")
+    job = cluster.job(local_copy=("/l", "/s", "/t", "/n"))
+    argv = " ".join(slurm_submission.options(job, Site(), "i.sqsh", ()))
+    assert "local_copy.py /l /s /t /n python3 -E -s -S -B /e2e/agent/slurm_start.py" in argv
+    env = slurm_submission.environment(dataclasses.replace(job, nodes=2, gpus=16), "i.sqsh")
+    assert env["SETUP_COMMAND"].endswith("local_copy.py /l /s /t /n || kill -TERM $PPID")
+    assert "local_copy.py --proved 2 /l /n python3 -E -s -S -B /e2e/agent/slurm_start.py" in env["COMMAND"]
 
 
 def test_paths_that_pyxis_cannot_name_are_refused(cluster):
@@ -397,6 +409,16 @@ def test_detach_leaves_the_job_and_the_next_call_submits_nothing(cluster):
     assert cluster.run(cluster.runtime(detach=True)).reason == "exited"
     assert len(cluster.calls("sbatch")) == 1
     assert not cluster.calls("scancel")
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_a_submission_ahead_is_followed_by_nobody_and_a_refused_one_leaves_no_attempt(cluster, accepted):
+    runtime = cluster.runtime()
+    runtime.ahead = True
+    if not accepted:
+        cluster.does(sbatch="echo 'error: QOSMaxSubmitJobPerUserLimit' >&2; exit 1")
+    assert cluster.run(runtime).reason == "detached"
+    assert (len(cluster.calls("sbatch")), inflight.is_open(cluster.folder)) == (1, accepted)
 
 
 @pytest.fixture

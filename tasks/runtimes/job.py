@@ -47,7 +47,7 @@ class Job:
 
     `timeout_s` covers the agent's own limits (time limit plus grace); `folder` is the attempt folder on the host;
     `secrets` are names of variables of this process; `gpu_ids` picks devices, else the first `gpus` are taken;
-    `gpus` counts those of all `nodes`, of which only Slurm has more than one.
+    `gpus` counts those of all `nodes`, of which only Slurm has more than one; `local_copy` is Slurm's alone, too.
     """
 
     id: str
@@ -64,6 +64,7 @@ class Job:
     folder: Path
     gpu_ids: tuple[str, ...] = field(default=())
     nodes: int = 1
+    local_copy: tuple[str, ...] = ()
 
     def secret_env(self) -> dict[str, str]:
         """Return the secrets that are set in this process, by name."""

@@ -17,7 +17,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tasks import inflight
+from tasks import inflight, local_copy
 from tasks.files import read_json
 from tasks.reason import Reason
 from tasks.records import utc_now
@@ -51,11 +51,16 @@ class Slurm:
     ) -> None:
         self.image, self.detach, self.say = image, detach, say
         self.site = site or Site()
+        self.local_copy = self.site.local_copy
         self.controller = Controller(self.site)
         self.bad: set[str] = set()
+        self.ahead = False  # submit and follow nothing: the job's own turn follows it (tasks/ahead.py)
+        self.open: dict[str, Job] = {}  # submitted or followed by this process, and not over
 
     def target(self, kind: str, host: Path) -> str:
-        """Return the fixed path of `kind` in the container; KeyError for an unknown kind."""
+        """Return the path of `kind` in the container, fixed but for a Core on the node's own storage."""
+        if kind == "mcore" and self.local_copy:
+            return f"{local_copy.root(self.local_copy, host.parent.parent)}/mcore"  # host: <attempt>/work/mcore
         return TARGETS[kind]
 
     def use(self, image: str) -> None:
@@ -77,16 +82,31 @@ class Slurm:
     def run(self, job: Job, *, stop: threading.Event, poll: Callable[[], None]) -> Ended:
         """Submit the job, or pick it up where its folder has a slurm.json, and follow it to its end."""
         try:
+            if self.ahead:
+                return self._submitted(job, stop, poll)
             if (job.folder / inflight.FILE).exists():
                 self.say(f"picking up {_id(job) or submission.name(job)}")
             elif problem := submission.refusal(job, self.site):
                 return Ended(None, "not_started", problem)
             else:
                 self.say(submission.plan(job, self.site))
-            return _Following(self, job, stop, poll).follow()
+            self.open[job.id] = job
+            ended = _Following(self, job, stop, poll).follow()
         except (KeyboardInterrupt, SystemExit):
-            self._interrupted(job)
+            self.interrupted()
             raise
+        self.open.pop(job.id, None)
+        return ended
+
+    def _submitted(self, job: Job, stop: threading.Event, poll: Callable[[], None]) -> Ended:
+        """Submit once and return "detached", whatever came of it: the job's own turn finds it, or submits it."""
+        if (job.folder / inflight.FILE).exists():  # an earlier call's
+            self.open[job.id] = job
+        elif not submission.refusal(job, self.site):
+            self.say(submission.plan(job, self.site))
+            self.open[job.id] = job
+            _Following(self, job, stop, poll).step(done=False)
+        return self.left(job, "submitted ahead")
 
     def keeps(self) -> bool:
         """Return whether a signal leaves the job running: `detach=1`, or somebody at a terminal who can come back."""
@@ -97,20 +117,33 @@ class Slurm:
         number = _id(job) or f"{submission.name(job)} (whether Slurm accepted it is not known)"
         return Ended(None, "detached", f"in flight: job {number} ({why}); the same command picks it up")
 
-    def _interrupted(self, job: Job) -> None:
-        """Cancel, or say that the job goes on and give a second Ctrl-C the time to cancel it."""
-        if not (job.folder / inflight.FILE).exists():
+    def interrupted(self) -> None:
+        """Cancel all that is open, or say that it goes on and give a second Ctrl-C the time to cancel it."""
+        jobs = [job for job in self.open.values() if inflight.is_open(job.folder)]
+        self.open.clear()
+        if not jobs:
             return
         if not self.keeps():
-            self.cancelled(job)
+            self._cancel(jobs)
             return
-        self.say(f"{self.left(job, 'interrupted').detail}; scancel --name={submission.name(job)} ends it")
+        for job in jobs:
+            self.say(f"{self.left(job, 'interrupted').detail}; scancel --name={submission.name(job)} ends it")
         if sys.stdin.isatty():
-            self.say(f"Ctrl-C again within {self.second_thought_s:g} s cancels it")
+            self.say(f"Ctrl-C again within {self.second_thought_s:g} s cancels {'it' if len(jobs) == 1 else 'them'}")
             try:
                 time.sleep(self.second_thought_s)
             except (KeyboardInterrupt, SystemExit):
-                self.cancelled(job)
+                self._cancel(jobs)
+
+    def _cancel(self, jobs: list[Job]) -> None:
+        """Cancel all at once, then wait for the end of each: whoever stops us may not wait for long."""
+        for job in jobs:
+            try:
+                self.controller.cancel(submission.name(job))
+            except (NoAnswerError, RefusedError) as error:
+                self.say(f"scancel: {error}")
+        for job in jobs:
+            self.cancelled(job)
 
     def cancelled(self, job: Job) -> Ended:
         """Cancel the job and wait until nothing of it is alive; a silent controller leaves it in flight."""

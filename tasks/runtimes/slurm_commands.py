@@ -48,21 +48,29 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """`slurm:` of site.yaml: `time_s` caps the time limit, `gres` says whether GPUs are asked for, the rest is argv."""
+    """`slurm:` of site.yaml: `time_s` caps the time limit, `gres` says whether GPUs are asked for, the rest is argv.
+
+    `local_copy` is a folder inside the container, on the node's own storage, that Core is copied to; "" for none.
+    """
 
     options: tuple[str, ...] = ()
     time_s: float | None = None
     gres: bool = True
     given: Mapping[str, str] = field(default_factory=dict)
+    local_copy: str = ""
 
 
 def site_of(given: Mapping[str, object]) -> Site:
     """Return the options of site.yaml's `slurm:` mapping, long names of sbatch; UserError for what we set ourselves."""
     from tasks.settings import parse_duration
 
-    options, time_s, gres = [], None, True
+    options, time_s, gres, local = [], None, True, ""
     for name, value in given.items():
         where = f"site.yaml, slurm: {name}: {value}"
+        if name == "local_copy":
+            if not re.fullmatch(r"(/[\w.-]+)+", local := str(value)):
+                raise UserError(f"{where}: an absolute path inside the container, on the node's own storage: /tmp")
+            continue
         if not _OPTION.fullmatch(name) or isinstance(value, (dict, list)):
             raise UserError(f"{where}: write a long option of sbatch and its value, e.g. `partition: batch`")
         if name in OURS:
@@ -75,7 +83,7 @@ def site_of(given: Mapping[str, object]) -> Site:
             gres = bool(value)
         elif value is not False:
             options.append(f"--{name}" if value is True else f"--{name}={value}")
-    return Site(tuple(options), time_s, gres, {k: str(v) for k, v in given.items()})
+    return Site(tuple(options), time_s, gres, {k: str(v) for k, v in given.items()}, local)
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,10 +105,14 @@ def environment(job: Job, image: str) -> dict[str, str]:
     env = {**job.secret_env(), "NEMO_RL_E2E_ROOTLESS": "1"}  # files are the user's already: nothing to give back
     if job.nodes > 1:
         place = os.fspath(home(job))
+        # ray.sub starts the cluster before the agent has given the command its environment
+        env |= {k: v for k, v in job.env.items() if k.startswith("RAY_") and k not in ("RAY_ADDRESS", "RAY_TMPDIR")}
         env |= {
             "CONTAINER": image, "MOUNTS": f"{_mounts(job)},{place}:{place}", "COMMAND": shlex.join(_start(job)),
             "GPUS_PER_NODE": str(_each(job)), "BASE_LOG_DIR": place,
         }  # fmt: skip
+        if job.local_copy:  # ray.sub goes on after a set-up that failed: end the step, which ends the job soon
+            env["SETUP_COMMAND"] = f"{shlex.join(_copying(job))} || kill -TERM $PPID"
     return env
 
 
@@ -135,4 +139,12 @@ def _start(job: Job) -> list[str]:
     """Return the command inside the container."""
     python = [job.interpreter, *AGENT_FLAGS]
     note = f"{TARGETS['attempt']}/slurm/started.json"
-    return [*python, f"{TARGETS['agent']}/slurm_start.py", note, *python, *job.argv]
+    first = _copying(job) if job.local_copy else []
+    if first and job.nodes > 1:  # ray.sub has had the copies made, and does not ask what came of it
+        listed, _, _, notes = job.local_copy
+        first = [*first[:-4], "--proved", str(job.nodes), listed, notes]
+    return [*first, *python, f"{TARGETS['agent']}/slurm_start.py", note, *python, *job.argv]
+
+
+def _copying(job: Job) -> list[str]:
+    return [job.interpreter, *AGENT_FLAGS, f"{TARGETS['agent']}/local_copy.py", *job.local_copy]

@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tasks import inflight, runs
+from tasks import inflight, local_copy, runs
+from tasks.files import sha256_file
 from tasks.runtimes import slurm_commands
 from tasks.runtimes.job import Ended, Job, Mount
 from tasks.runtimes.slurm import Slurm
@@ -321,6 +323,79 @@ def test_a_runner_that_is_killed_loses_nothing(mini):
     assert "in flight" not in mini.doit("status", *words[1:3]).out
 
 
+LOCAL = """import sys, tasks.settings
+tasks.settings._site = lambda path: ({}, {"local_copy": "/tmp"})
+from tasks.command import main
+sys.exit(main())
+"""
+
+
+CASE = """      {name}:
+        {what}
+        repo: nemo_rl
+        gpus: 2
+        timeout: 60s
+        steps: 2
+        logs: logs
+        backend: megatron
+"""
+WAITS = 'command: [python, train.py]\n        overrides: [run.mode=wait, "run.until={attempt}/go"]'
+BAD = "script: tests/functional/mini.sh\n        overrides: [no.such.key=1]"
+
+
+def test_cases_wait_in_the_queue_side_by_side_and_a_signal_ends_all_of_them(mini):
+    """With Core copied to the nodes, because a level of its own would cost ten seconds more."""
+    text = mini.levels.read_text()
+    cases = [CASE.format(name=name, what=what) for name, what in (("first", WAITS), ("second", WAITS), ("bad", BAD))]
+    mini.levels.write_text(text[: text.index("      train:")] + "".join(cases))
+    words = ("level0", "runtime=slurm", f"image={mini.home / 'image.sqsh'}", "fresh=1", "max_gpu_hours=99")
+
+    def running() -> list[Path]:
+        """Wait until both cases run at the same time; return their attempts."""
+        until = time.monotonic() + 90
+        while time.monotonic() < until:
+            found = [
+                mini.attempts(f"level0.{name}") if list(mini.build.glob("*/report")) else []
+                for name in ("first", "second")
+            ]
+            newest = [paths[-1] for paths in found if paths and (paths[-1] / "run.log").exists()]
+            if len(newest) == 2 and not any((path / "exit.json").exists() for path in newest):
+                return newest
+            time.sleep(0.1)
+        call.kill()
+        pytest.fail(call.communicate()[0])
+
+    def start() -> subprocess.Popen[str]:
+        argv = [sys.executable, "-c", LOCAL, *mini.argv(*words)[3:]]  # after `python -m doit`
+        env = {**mini.environment(), "PYTHONPATH": str(ROOT)}
+        return subprocess.Popen(argv, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    call = start()
+    attempts = running()
+    assert not mini.attempts("level0.bad")  # its config is Blocked: it must not have GPUs
+    call.send_signal(signal.SIGTERM)
+    assert call.communicate(timeout=90)[0]
+    assert call.returncode == 143
+    for path in attempts:
+        assert json.loads((path / "slurm.json").read_text())["state"] == "over"
+        assert ask("squeue", "-h", "-n", f"e2e:{path.name}") == ""
+    call = start()
+    first, second = running()
+    for path in (second, first):  # the second has its result before its turn: fresh=1 must not run it again
+        (path / "go").touch()
+        while not (path / "exit.json").exists():
+            time.sleep(0.1)
+    out = call.communicate(timeout=90)[0]
+    assert call.returncode == 2, out
+    verdicts = {case["case"]: case["verdict"] for case in mini.report()["cases"]}
+    assert verdicts == {"first": "Pass", "second": "Pass", "bad": "Blocked"}, out
+    assert [len(mini.attempts(f"level0.{name}")) for name in ("first", "second", "bad")] == [2, 2, 0]
+    core = f"/tmp/e2e-{second.name}/mcore/megatron/core/__init__.py"
+    assert core in "".join(path.read_text() for path in (second / "origins").glob("*.jsonl"))
+    assert [json.loads(path.read_text())["files"] for path in (second / "copies").iterdir()] == [2]
+    assert not (second / "work/mcore").exists()
+
+
 def test_slurms_time_limit_is_told_apart_from_the_agents(limited):
     limited["thread"].join(90)
     assert limited["ended"].reason == "time_limit"
@@ -340,7 +415,7 @@ esac
 
 @pytest.mark.real
 def test_several_nodes_go_through_the_real_ray_sub(tmp_path):
-    """ray.sub of the checkout as it is; only `ray` is a stub. Last: it wants both nodes to itself."""
+    """ray.sub of the checkout as it is; only `ray` is a stub. Core is copied on both. Last: it wants both nodes."""
     if not os.environ.get("NEMO_RL_REPO"):
         lacking("no NeMo-RL checkout: set NEMO_RL_REPO")
     stub, tree = tmp_path / "stub", tmp_path / "rl"
@@ -350,9 +425,15 @@ def test_several_nodes_go_through_the_real_ray_sub(tmp_path):
     (stub / "ray").chmod(0o755)
     (tree / "ray.sub").write_bytes((Path(os.environ["NEMO_RL_REPO"]) / "ray.sub").read_bytes())
     site = slurm_commands.site_of({"account": "a", "partition": "main"})
-    runner = Runner(tmp_path, "ls /e2e/attempt/ray; pwd; exit 5", site=site, gpus=4)
-    extra = (Mount(tree, "/opt/nemo-rl", read_only=False), Mount(stub, "/usr/local/sbin", read_only=True))
-    runner.job = dataclasses.replace(runner.job, nodes=2, mounts=(*runner.job.mounts, *extra))
+    runner = Runner(tmp_path, "ls /e2e/attempt/ray; pwd; cat /tmp/copy/mcore/ray; exit 5", site=site, gpus=4)
+    extra = (
+        Mount(tree, "/opt/nemo-rl", read_only=False), Mount(stub, "/usr/local/sbin", read_only=True),
+        Mount(stub, local_copy.SOURCE, read_only=True),
+    )  # fmt: skip
+    (runner.folder / local_copy.LIST).write_text(json.dumps({"ray": ["100755", sha256_file(stub / "ray")]}))
+    (runner.folder / local_copy.NOTES).mkdir()
+    copying = local_copy.arguments("/e2e/attempt", "/tmp/copy/mcore")
+    runner.job = dataclasses.replace(runner.job, nodes=2, mounts=(*runner.job.mounts, *extra), local_copy=copying)
     ended = runner.run()
     assert (ended.reason, runner.exit["rc"]) == ("exited", 5), (ended, runner.said)
     assert "through Ray" in runner.said[0] or "ray.sub" in runner.said[0]
@@ -361,3 +442,6 @@ def test_several_nodes_go_through_the_real_ray_sub(tmp_path):
         len([word for word in seen if word.startswith("n")]) == 1
     )  # the worker of the second node; the head is "head"
     assert "/e2e/attempt" in seen
+    assert "sessions" in seen  # of the copy
+    assert {path.stem for path in (runner.folder / local_copy.NOTES).iterdir()} == set(NODES)
+    assert local_copy.unproved(runner.folder, 2) is None
