@@ -36,7 +36,8 @@ SOURCE = Path(__file__).resolve().parent.parent / "containers" / "cpu"
 SCHEMA = 1
 PYTHONS = ((3, 11), (3, 13))
 ALWAYS = ("flash_attn",)  # stand-ins that every rehearsal sees; the others change what Core and Bridge do when present
-OPTIONAL = ("vllm", "flashinfer")
+OPTIONAL = ("vllm", "flashinfer", "nccl")
+REFIT_SOCKETS = Path("/tmp")  # noqa: S108 - where NeMo-RL binds them, not a place that we choose
 FAKE_CPUS = 8  # actors ask Ray for CPUs by the dozen; they are bookkeeping, not cores
 SOCKET_PATH_BYTES = 107  # sun_path of Linux, without the final zero
 RAY_SOCKET_SUFFIX_BYTES = 70  # /ray/session_2026-11-30_21-08-12_123456_1234567/sockets/plasma_store and some
@@ -209,8 +210,15 @@ def in_container(made: AttemptEnvironment, attempt: Path, target: str) -> Attemp
 
 
 def release(attempt: Path) -> None:
-    """Remove the temporary folder of `attempt`, finished or dead; the attempt's own folder is the caller's."""
-    shutil.rmtree(_temporary(attempt.resolve()), ignore_errors=True)
+    """Remove what `attempt`, finished or dead, left outside its own folder: its temporary folder, its refit's sockets.
+
+    NeMo-RL's refit meets at /tmp/<UUID>.sock whatever TMPDIR says, and the UUID (nvml.py) holds the attempt's tag.
+    """
+    attempt = attempt.resolve()
+    shutil.rmtree(_temporary(attempt), ignore_errors=True)
+    for path in REFIT_SOCKETS.glob(f"GPU-e2e-{_tag(attempt)}-*.sock"):
+        if path.is_socket():
+            path.unlink(missing_ok=True)
 
 
 def substitute(texts: Iterable[str], cpu: CpuEnvironment, model: str, **trees: Path) -> tuple[str, ...]:
