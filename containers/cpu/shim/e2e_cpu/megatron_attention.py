@@ -1,9 +1,9 @@
 """Attention under Transformer Engine's name: Core's own, and what Core leaves to Transformer Engine.
 
-That is packed sequences, values of another size than keys, and context parallelism. With it a rank holds of every
-packed sequence two of 2 x ranks equal parts, its own from the front and its own from the back, so that all ranks have
-the same work (the layout of Transformer Engine, which NeMo-RL and Core cut their batches for). Each rank gathers keys and
-values of all, brings them back into order and lets its own queries look at what lies before them.
+That is packed sequences, values of another size than keys, and context parallelism. With it a rank holds two of
+2 x ranks equal parts of every packed sequence, its own from the front and its own from the back, so that all ranks have
+the same work (the layout of Transformer Engine, for which NeMo-RL and Core cut their batches). Each rank gathers keys
+and values of all, brings them back into order and lets its own queries look at what lies before them.
 """
 
 from __future__ import annotations
