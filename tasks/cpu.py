@@ -251,6 +251,7 @@ def _constant() -> dict[str, str]:
         # No FAKE_CPUS idle workers at the start: ray.init gives the first node 30 s, and a loaded machine needs them
         "RAY_prestart_worker_first_driver": "0",
         "RAY_enable_worker_prestart": "0",
+        "RAY_worker_niceness": "0",  # Ray's 15 starves the workers, which do all the work, on a machine with other load
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TORCH_CUDA_ARCH_LIST": "9.0",  # asked at import time, no device to ask
