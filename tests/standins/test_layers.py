@@ -237,6 +237,17 @@ def test_tokens_permuted_to_their_experts_come_back_weighted() -> None:
     torch.testing.assert_close(back, tokens * weight.sum(1, keepdim=True), **EXACT)
 
 
+def test_fused_permutation_may_be_asked_for_when_a_model_is_built_but_is_never_done() -> None:
+    from megatron.core.transformer.moe.moe_utils import permute, unpermute
+
+    config(num_moe_experts=3, moe_permute_fusion=True)
+    routed = torch.ones(5, 3).bool()
+    with pytest.raises(ValueError, match="not available"):
+        permute(torch.zeros(5, 4), routed, num_out_tokens=15, fused=True)
+    with pytest.raises(ValueError, match="not available"):
+        unpermute(torch.zeros(15, 4), torch.arange(15), torch.Size((5, 4)), fused=True)
+
+
 def test_cross_entropy_and_its_gradient() -> None:
     logits, wanted = torch.randn(4, 3, 12, requires_grad=True), torch.randint(12, (4, 3))
     loss = tensor_parallel.vocab_parallel_cross_entropy(logits.clone(), wanted)

@@ -127,6 +127,18 @@ def test_the_asynchronous_engine_serves_requests_in_turn_and_refits_between_toke
     assert asyncio.run(all_of_it()) == [[2, 3, 4], [True], [5, 6, 7]]
 
 
+def test_the_names_by_which_nemo_rl_knows_the_asynchronous_engine_lead_to_it() -> None:
+    from vllm.config import CompilationConfig  # imported, not used
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+    assert (AsyncEngineArgs, AsyncLLM) == (vllm.AsyncEngineArgs, vllm.AsyncLLM)
+    for name in (CompilationConfig, PrometheusStatLogger):
+        with pytest.raises(NotImplementedError):
+            name()
+
+
 @pytest.mark.parametrize(
     "call",
     [

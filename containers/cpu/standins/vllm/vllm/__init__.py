@@ -9,7 +9,7 @@ name below `vllm.` can be imported and raises NotImplementedError when it is use
 
 from . import unanswered
 from .async_engine import AsyncEngineArgs, AsyncLLM
-from .engine import LLM, SamplingParams
+from .llm import LLM, SamplingParams
 
 __version__ = "0.25.0+e2e.cpu"
 __all__ = ["LLM", "SamplingParams"]

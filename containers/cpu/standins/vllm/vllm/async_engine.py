@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .engine import LLM
+from .llm import LLM
 from .sampling import Sequence
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from types import SimpleNamespace
 
-    from .engine import SamplingParams
+    from .llm import SamplingParams
 
 # what vLLM's arguments default to and this engine does not do otherwise
 _REFUSED = ("enable_return_routed_experts", "speculative_config", "enable_lora")
