@@ -207,6 +207,15 @@ def test_context_parallel_ranks_together_are_the_whole_forwards_and_backwards(tm
         process.join()
 
 
+def test_a_rank_holds_the_positions_for_which_core_turns_its_tokens() -> None:
+    from megatron.core.models.common.embeddings.rope_utils import _get_thd_freqs_on_this_cp_rank as of_core
+
+    assert megatron_attention.own_positions([0, 8, 12], 0, 2) == [0, 1, 6, 7, 8, 11]
+    for rank in range(3):
+        held = of_core(rank, 3, torch.zeros(4), torch.arange(12)).tolist()
+        assert megatron_attention.own_positions([0, 12], rank, 3) == held
+
+
 def test_rotary_positions_turn_pairs_and_begin_anew_in_each_packed_sequence() -> None:
     from megatron.core.models.common.embeddings import apply_rotary_pos_emb
     from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
