@@ -209,7 +209,7 @@ def _byte_code(place: Place, trees: Mapping[str, Tree], folder: Path, paths: Map
     if place.cpu is None:
         home = folder.parents[2] / f"{bytecode.NAME}-{sha256_json(place.image)[:16]}"
         return found | bytecode.of_interpreter(Path(place.interpreter), home)
-    home = place.cpu.python.parents[2] / f"{bytecode.NAME}-{place.cpu.digest[:16]}"
+    home = cpu.compiled(place.cpu)
     packages = bytecode.of_interpreter(place.cpu.python, home)
     if place.runtime.name != "local":  # a standard library that is the image's own is not the one seen from here
         packages = {lib: kept for lib, kept in packages.items() if lib.parent in cpu.folders(place.cpu)}

@@ -196,6 +196,12 @@ def folders(cpu: CpuEnvironment) -> tuple[Path, ...]:
     return tuple(sorted(mine | (bases - {Path("/usr"), venv})))
 
 
+def compiled(cpu: CpuEnvironment) -> Path:
+    """Return where byte code of the packages is kept: with the packages' digest, so that stand-ins may change."""
+    venv = cpu.python.parent.parent
+    return venv.parent / f"bytecode-{venv.name.removeprefix('venv-')}"
+
+
 def in_container(made: AttemptEnvironment, attempt: Path, target: str) -> AttemptEnvironment:
     """Return `made` as a container sees it in which the attempt's folder is `target` and /tmp its own."""
     folder, temporary = os.fspath(attempt.resolve()), os.fspath(made.temporary)

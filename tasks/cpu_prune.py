@@ -32,7 +32,7 @@ def prune(folder: Path, report: Callable[[str], None], *, dry: bool = False, pro
         return
     folder = folder.resolve()
     used = {
-        f"cpu-{present.digest[:16]}", f"{bytecode.NAME}-{present.digest[:16]}",
+        f"cpu-{present.digest[:16]}", cpu.compiled(present).name,
         present.python.parent.parent.name, present.data.parent.name,
     }  # fmt: skip
     with locked(folder / "lock", report):

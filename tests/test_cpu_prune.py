@@ -30,7 +30,7 @@ def home(built: tuple[Path, cpu.CpuEnvironment], monkeypatch: pytest.MonkeyPatch
         f"venv-{OTHER}",
         f"models-{OTHER}",
         f"bytecode-{OTHER}",
-        f"bytecode-{made.digest[:16]}",
+        cpu.compiled(made).name,
     ):
         (folder / name).mkdir(exist_ok=True)
     for name in ("bytecode", "references", "mine-0123456789abcdef"):
