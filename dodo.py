@@ -110,7 +110,8 @@ def task_cases() -> Iterator[dict[str, Any]]:
         wanted = [f"check:{case.id}" for case in level.required]
         yield {"basename": level.id, "actions": None, "task_dep": [*suites, *wanted], "doc": level.title}
     # the real script on a CPU, tiny models and stand-ins: evidence of its own kind, never a level
-    yield {"basename": "cpu", "actions": [(PIPE.do_cpu, [])], "doc": "build the CPU environment of the rehearsals"}
+    build = {"actions": [(PIPE.do_cpu, [])], "clean": [PIPE.prune_cpu]}
+    yield {"basename": "cpu", **build, "doc": "build the CPU environment of the rehearsals; doit clean cpu"}
     yield _stage(PIPE.probe(environment_name="cpu"), "sync", "cpu")
     for case in PIPE.asked_for("rehearse"):
         yield from _case(case, ("probe-cpu",))

@@ -232,9 +232,13 @@ def _byte_code(place: Place, trees: Mapping[str, Tree], folder: Path, paths: Map
             found[Path(paths[kind])] = home / tree.path.relative_to(top)
     if place.runtime.name != "local" and not place.mounted:
         return found
-    home = place.cpu.python.parents[2] if place.cpu else folder.parents[2]
-    name = place.cpu.digest if place.cpu else sha256_json(place.image)
-    return found | bytecode.of_interpreter(Path(place.interpreter), home / f"{bytecode.NAME}-{name[:16]}")
+    if place.cpu is None:
+        home = folder.parents[2] / f"{bytecode.NAME}-{sha256_json(place.image)[:16]}"
+        return found | bytecode.of_interpreter(Path(place.interpreter), home)
+    packages = bytecode.of_interpreter(place.cpu.python, cpu.compiled(place.cpu))
+    if place.mounted:  # a standard library that is the image's own is not the one seen from here
+        packages = {lib: kept for lib, kept in packages.items() if lib.parent in place.mounted}
+    return found | packages
 
 
 def _mounts(place: Place, trees: Mapping[str, Tree], folder: Path, paths: Mapping[str, str]) -> Sequence[Mount]:

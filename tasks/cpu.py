@@ -36,7 +36,8 @@ SOURCE = Path(__file__).resolve().parent.parent / "containers" / "cpu"
 SCHEMA = 1
 PYTHONS = ((3, 11), (3, 13))
 ALWAYS = ("flash_attn",)  # stand-ins that every rehearsal sees; the others change what Core and Bridge do when present
-OPTIONAL = ("vllm", "flashinfer")
+OPTIONAL = ("vllm", "flashinfer", "nccl")
+REFIT_SOCKETS = Path("/tmp")  # noqa: S108 - where NeMo-RL binds them, not a place that we choose
 FAKE_CPUS = 8  # actors ask Ray for CPUs by the dozen; they are bookkeeping, not cores
 SOCKET_PATH_BYTES = 107  # sun_path of Linux, without the final zero
 RAY_SOCKET_SUFFIX_BYTES = 70  # /ray/session_2026-11-30_21-08-12_123456_1234567/sockets/plasma_store and some
@@ -199,9 +200,22 @@ def environment(
     return AttemptEnvironment(env=env, pythonpath=pythonpath, temporary=temporary, python=cpu.python)
 
 
+def compiled(cpu: CpuEnvironment) -> Path:
+    """Return where byte code of the packages is kept: with the packages' digest, so that stand-ins may change."""
+    venv = cpu.python.parent.parent
+    return venv.parent / f"bytecode-{venv.name.removeprefix('venv-')}"
+
+
 def release(attempt: Path) -> None:
-    """Remove the temporary folder of `attempt`, finished or dead; the attempt's own folder is the caller's."""
-    shutil.rmtree(_temporary(attempt.resolve()), ignore_errors=True)
+    """Remove what `attempt`, finished or dead, left outside its own folder: its temporary folder, its refit's sockets.
+
+    NeMo-RL's refit meets at /tmp/<UUID>.sock whatever TMPDIR says, and the UUID (nvml.py) holds the attempt's tag.
+    """
+    attempt = attempt.resolve()
+    shutil.rmtree(_temporary(attempt), ignore_errors=True)
+    for path in REFIT_SOCKETS.glob(f"GPU-e2e-{_tag(attempt)}-*.sock"):
+        if path.is_socket():
+            path.unlink(missing_ok=True)
 
 
 def substitute(texts: Iterable[str], cpu: CpuEnvironment, model: str, **trees: Path) -> tuple[str, ...]:
@@ -234,6 +248,7 @@ def constant() -> dict[str, str]:
         # No FAKE_CPUS idle workers at the start: ray.init gives the first node 30 s, and a loaded machine needs them
         "RAY_prestart_worker_first_driver": "0",
         "RAY_enable_worker_prestart": "0",
+        "RAY_worker_niceness": "0",  # Ray's 15 starves the workers, which do all the work, on a machine with other load
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TORCH_CUDA_ARCH_LIST": "9.0",  # asked at import time, no device to ask

@@ -192,6 +192,12 @@ class Invocation(Pipeline):
             return self._to_doit(self.block("cpu", error if isinstance(error, UserError) else UserError(str(error))))
         return True
 
+    def prune_cpu(self, dryrun: bool) -> None:
+        """Remove CPU environments that are no longer used: what `doit clean cpu` calls."""
+        from tasks.cpu_prune import prune
+
+        prune(self.settings.build / "cpu", print, dry=dryrun)
+
     @staticmethod
     def _to_doit(outcome: Outcome) -> bool | TaskFailed:
         if outcome.verdict is Verdict.PASS:

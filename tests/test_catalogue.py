@@ -176,6 +176,18 @@ def test_log_patterns_match_the_lines_they_are_for() -> None:
     assert any(re.search(text, skipped) for text in CASES["level0.grpo_megatron"].forbid_log)
 
 
+def test_context_parallel_cases_pad_sequences_as_nemo_rl_demands() -> None:
+    """data.py of NeMo-RL stops after the set-up: 2 x CP, times TP with sequence parallelism."""
+    for case in CASES.values():
+        sizes = dict(text.partition("=")[::2] for text in case.overrides)
+        cp = int(sizes.get("policy.megatron_cfg.context_parallel_size", 1))
+        if cp > 1:
+            parts = 2 * cp
+            if sizes.get("policy.megatron_cfg.sequence_parallel") == "true":
+                parts *= int(sizes["policy.megatron_cfg.tensor_model_parallel_size"])
+            assert int(sizes["policy.make_sequence_length_divisible_by"]) % parts == 0, case.id
+
+
 def test_shipped_file_has_no_warning() -> None:
     assert LEVELS.warnings == ()
 
@@ -189,5 +201,23 @@ def test_rehearsals_use_only_placeholders_that_are_prepared() -> None:
         for name in re.findall(r"\{(\w+)\}", o)
     }
     assert names == {"model", "data"}
-    assert {c.rehearsal.model for c in CASES.values() if c.rehearsal} <= {"random", "trained", "noisy", "noisy_qwen2"}
+    prepared = {"random", "trained", "noisy", "noisy_qwen2", "noisy_moe", "player"}
+    assert {c.rehearsal.model for c in CASES.values() if c.rehearsal} <= prepared
+
+
+def test_rehearsed_adapters_move_and_their_scale_can_be_seen() -> None:
+    """At upstream's rate three steps leave adapters where they were, and a lost merge changes nothing."""
+    for name in ("level1.grpo_megatron_lora", "level1.sft_megatron_lora", "level1.dpo_megatron_lora"):
+        plan = CASES[name].rehearsal
+        assert plan
+        assert "policy.megatron_cfg.optimizer.lr=1e-2" in plan.overrides
+        moved = (
+            "kl_penalty",
+            'abs(data["train/loss"]["3"] - data["train/loss"]["1"])',
+            'preference_loss"]["3"] < 0.68',
+        )
+        assert any(text in check for text in moved for check in plan.checks), name
+
+
+def test_rehearsals_use_only_data_that_is_prepared() -> None:
     assert {c.rehearsal.data for c in CASES.values() if c.rehearsal} <= {"swap", "sums"}

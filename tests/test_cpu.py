@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -273,6 +276,23 @@ def test_attempts_share_no_path_no_ray_and_no_device(tmp_path: Path, made: cpu.C
         cpu.release(tmp_path / "a")
         cpu.release(tmp_path / "b")
     assert not a.temporary.exists()
+
+
+def test_an_ended_attempt_takes_the_sockets_of_its_own_tag_along(
+    tmp_path: Path, made: cpu.CpuEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Path(tempfile.mkdtemp(prefix="e2e"))  # short: a socket's path has 107 bytes
+    monkeypatch.setattr(cpu, "REFIT_SOCKETS", place)
+    tags = {name: cpu.environment(made, tmp_path / name, gpus=1).env["E2E_CPU_TAG"] for name in ("a", "b")}
+    for name in (f"GPU-e2e-{tags['a']}-0.sock", f"GPU-e2e-{tags['a']}-1.sock", f"GPU-e2e-{tags['b']}-0.sock"):
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(place / name))
+    (place / f"GPU-e2e-{tags['a']}-2.sock").write_text("a file, not a socket")
+    cpu.release(tmp_path / "a")
+    left = sorted(path.name for path in place.iterdir())
+    cpu.release(tmp_path / "b")
+    shutil.rmtree(place)
+    assert left == sorted([f"GPU-e2e-{tags['a']}-2.sock", f"GPU-e2e-{tags['b']}-0.sock"])
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 2, 4])

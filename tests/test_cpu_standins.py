@@ -6,6 +6,7 @@ Each runs in a fresh interpreter of its own, as in a rehearsal. With torch and t
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,28 @@ def test_uv_refuses_what_it_does_not_do(tmp_path: Path, args: tuple[str, ...]) -
     got = uv(tmp_path, *args)
     assert got.returncode == 2
     assert "uv stand-in" in got.stderr
+
+
+def test_the_compiled_helper_is_kept_by_its_sources_and_other_calls_are_the_compilers(tmp_path: Path) -> None:
+    folder, work, real = (tmp_path / name for name in ("bin", "work", "real"))
+    for made in (folder, work, real):
+        made.mkdir()
+    shutil.copy(cpu.SOURCE / "bin" / "g++", folder)
+    (real / "g++").write_text(
+        '#!/bin/sh\n[ "$1" = -v ] && exit\necho "$@" >>calls\n[ -z "$4" ] || cp helpers.cpp "$4"\n'
+    )
+    (real / "g++").chmod(0o755)
+
+    def compiled(source: str, *words: str) -> str:
+        (work / "helpers.cpp").write_text(source)
+        command = [str(folder / "g++"), *(words or ("-O3", "helpers.cpp", "-o", "helpers_cpp.so"))]
+        path = f"{folder}:{real}:/usr/bin:/bin"
+        subprocess.run(command, cwd=work, env={"PATH": path}, check=True, timeout=30, capture_output=True)
+        return (work / "helpers_cpp.so").read_text()
+
+    assert [compiled("a"), compiled("a"), compiled("b"), compiled("a")] == ["a", "a", "b", "a"]
+    compiled("a", "--version")
+    assert (work / "calls").read_text().splitlines() == ["-O3 helpers.cpp -o helpers_cpp.so"] * 2 + ["--version"]
 
 
 def standalone(code: str, *folders: str, **env: str) -> subprocess.CompletedProcess[str]:

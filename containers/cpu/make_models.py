@@ -6,6 +6,10 @@ r"""Make the tiny models and their data: `python make_models.py OUT`. No network
     OUT/models/noisy        Qwen3 that answers `3 + 4 =` with \boxed{7} about six times of ten: GRPO's reward varies,
                             so loss and grad_norm are not 0
     OUT/models/noisy_qwen2  the same as Qwen2, for scripts that insist on a stock Qwen2.5 name
+    OUT/models/noisy_moe    the same as Qwen3-MoE: the MLP of `noisy` four times, each with its inner units in another
+                            order and a little changed, so that parts of two experts do not fit together
+    OUT/models/player       Qwen3 that plays the sliding puzzle at random, one `<action>left</action>` a turn, with a
+                            tokenizer of its own: turns are short, and games of one move are often won
     OUT/data/swap, OUT/data/sums   train.jsonl, val.jsonl (input, output, expected_answer); sums also pref_*.jsonl
 
 Seeded, one thread a model: the same weights every time on the same machine.
@@ -34,12 +38,14 @@ RIGHT_OF_TEN = 6
 SWAP_TRAINED = 260  # of 324 pairs; the rest is validation
 SUMS_TRAINED = 80  # of 100 sums
 PEAK_RATE = 4e-3
-BATCH = 64
-# name -> (kind, data set, optimizer steps); 500 and 600 steps take 20 to 30 s on one core
-TRAINED: dict[str, tuple[str, str, int]] = {
-    "trained": ("qwen3", "swap", 500),
-    "noisy": ("qwen3", "sums", 600),
-    "noisy_qwen2": ("qwen2", "sums", 600),
+MOVES = ("up", "down", "left", "right")
+EXPERTS, EXPERT_NOISE = 4, 1.2  # noise in standard deviations of a weight
+# name -> (kind, data set, optimizer steps, sequences a step); 500 and 600 steps take 20 to 30 s on one core
+TRAINED: dict[str, tuple[str, str, int, int]] = {
+    "trained": ("qwen3", "swap", 500, 64),
+    "noisy": ("qwen3", "sums", 600, 64),
+    "noisy_qwen2": ("qwen2", "sums", 600, 64),
+    "player": ("qwen3", "game", 120, 16),
 }
 Row = dict[str, str]
 
@@ -82,8 +88,21 @@ def write_data(folder: Path) -> None:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def make_tokenizer() -> Any:
-    """Return a byte-level BPE tokenizer with a chat template, learnt from the swap data."""
+def game_texts() -> list[tuple[str, str]]:
+    """Return (what came before, the move) for the player: any text, then its turn; each move as often as the others."""
+    chosen = random.Random(4)  # noqa: S311 - data, not secrets
+    words = [*Path(__file__).read_text().split(), *map(str, range(10)), "|", "+----+----+"]
+    made = []
+    for number in range(800):
+        before = " ".join(chosen.choices(words, k=chosen.randint(2, 10))) + "\n"
+        first = f"<|im_start|>user\n{before}<|im_end|>\n<|im_start|>assistant"
+        later = f"{before}<environment>\n{before}</environment>\n"
+        made.append((later if number % 2 else first, f"<action>{MOVES[number % len(MOVES)]}</action>"))
+    return made
+
+
+def make_tokenizer(texts: list[str]) -> Any:
+    """Return a byte-level BPE tokenizer with a chat template, learnt from `texts`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -96,7 +115,7 @@ def make_tokenizer() -> Any:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([f"{row['input']} {row['output']}" for row in swap_rows()], trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, bos_token=None)
     fast.chat_template = CHAT_TEMPLATE
     return fast
@@ -121,6 +140,10 @@ def make_model(kind: str, tokenizer: Any) -> Any:
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": None,
     }
+    if kind == "qwen3_moe":
+        experts = {"num_experts": EXPERTS, "num_experts_per_tok": 2, "norm_topk_prob": True}
+        shared["moe_intermediate_size"] = shared["intermediate_size"]
+        return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(head_dim=16, **experts, **shared))
     if kind == "qwen3":
         return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(head_dim=16, **shared))
     return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**shared))
@@ -142,6 +165,8 @@ def examples(task: str, tokenizer: Any) -> list[tuple[list[int], list[int]]]:
         whole = [(f" Question: {r['input']} Answer:", f" {r['output']}") for r in rows]
         # tokenised as one text: the boundary of prompt and answer may lie inside a merge
         return [((p := tokens(prompt)), tokens(prompt + answer)[len(p) :] + end) for prompt, answer in whole]
+    if task == "game":
+        return [(tokens(before), tokens(move) + end) for before, move in game_texts()]
     answers = random.Random(3)  # noqa: S311 - data, not secrets
     made = []
     for row in sum_rows()[:SUMS_TRAINED]:
@@ -158,9 +183,12 @@ def train(name: str, out: Path) -> None:
     import torch
     from transformers import AutoTokenizer
 
-    kind, task, steps = TRAINED[name]
+    kind, task, steps, size = TRAINED[name]
     torch.set_num_threads(1)
-    tokenizer = AutoTokenizer.from_pretrained(out / "models" / "random")
+    if task == "game":
+        tokenizer = make_tokenizer([before + move for before, move in game_texts()])
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(out / "models" / "random")
     pairs = examples(task, tokenizer)
     width = max(len(prompt) + len(answer) for prompt, answer in pairs)
     ids = torch.full((len(pairs), width), tokenizer.pad_token_id)
@@ -173,7 +201,7 @@ def train(name: str, out: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK_RATE, total_steps=steps)
     for step in range(1, steps + 1):
-        batch = torch.randperm(len(pairs))[:BATCH]
+        batch = torch.randperm(len(pairs))[:size]
         mask = (ids[batch] != tokenizer.pad_token_id).long()
         loss = model(input_ids=ids[batch], labels=labels[batch], attention_mask=mask).loss
         optimizer.zero_grad()
@@ -187,14 +215,40 @@ def train(name: str, out: Path) -> None:
     tokenizer.save_pretrained(out / "models" / name)
 
 
+def split_into_experts(models: Path, tokenizer: Any) -> None:
+    """Make `noisy_moe` from `noisy`; its router stays random, because any two experts answer nearly alike."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    dense = AutoModelForCausalLM.from_pretrained(models / "noisy").state_dict()
+    model = make_model("qwen3_moe", tokenizer)
+    torch.manual_seed(2)
+    for name, parameter in model.state_dict().items():
+        owner, _, part = name.partition(".experts.")
+        if not part:
+            parameter.copy_(dense.get(name, parameter))
+            continue
+        gate, up, down = (dense[f"{owner}.{which}_proj.weight"] for which in ("gate", "up", "down"))
+        generator = torch.Generator().manual_seed(len(owner) + int(owner.split(".")[2]))
+        for expert in parameter:
+            order = torch.randperm(len(gate), generator=generator)
+            whole = down[:, order] if part == "down_proj" else torch.cat([gate[order], up[order]])
+            expert.copy_(whole + EXPERT_NOISE * whole.std() * torch.randn(whole.shape))
+    model.save_pretrained(models / "noisy_moe")
+    tokenizer.save_pretrained(models / "noisy_moe")
+
+
 def main(out: Path) -> int:
-    """Make everything under `out`, the trained models side by side; return the first exit status that is not 0."""
+    """Make everything under `out`, trained models side by side; return the first exit status that is not 0."""
     write_data(out / "data")
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer([f"{row['input']} {row['output']}" for row in swap_rows()])
     make_model("qwen3", tokenizer).save_pretrained(out / "models" / "random")
     tokenizer.save_pretrained(out / "models" / "random")
     running = [subprocess.Popen([sys.executable, __file__, str(out), name]) for name in TRAINED]
-    return next((code for code in [process.wait() for process in running] if code), 0)
+    failed = next((code for code in [process.wait() for process in running] if code), 0)
+    if not failed:
+        split_into_experts(out / "models", tokenizer)
+    return failed
 
 
 if __name__ == "__main__":

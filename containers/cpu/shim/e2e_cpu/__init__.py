@@ -18,6 +18,7 @@ _RUN = {
     "megatron.core.models.gpt.gpt_layer_specs": "e2e_cpu.megatron_layers:apply",
     "megatron.core.transformer.transformer_block": "e2e_cpu.megatron_layers:apply_block",
     "megatron.core.transformer.multi_latent_attention": "e2e_cpu.megatron_layers:apply_mla",
+    "megatron.core.transformer.moe.moe_utils": "e2e_cpu.megatron_experts:apply_moe",
     "megatron.core.models.common.embeddings.yarn_rotary_pos_embedding": "e2e_cpu.megatron_layers:apply_yarn",
     "megatron.core.inference.contexts.fused_kv_append_kernel": "e2e_cpu.inference:drop_append_kernel",
 }

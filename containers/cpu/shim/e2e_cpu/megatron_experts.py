@@ -4,6 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
+_FUSED = (
+    "fused_permute", "fused_permute_with_probs", "fused_sort_chunks_by_index", "fused_sort_chunks_by_index_with_probs",
+    "fused_unpermute",
+)  # fmt: skip
+
+
+def apply_moe(module: Any) -> None:
+    """Let a provider that wants fused permutation be built: NeMo-RL converts with it and trains without it.
+
+    None of the fused functions is done here; Core refuses to call them without Transformer Engine.
+    """
+    for name in _FUSED:
+        if getattr(module, name) is None:
+            setattr(module, name, _refused(name))
+
+
+def _refused(name: str) -> Any:
+    def refuse(*_: Any, **__: Any) -> None:
+        msg = f"{name} is not answered on a CPU"
+        raise NotImplementedError(msg)
+
+    return refuse
+
 
 def layers() -> tuple[type, type]:
     """Return TEColumnParallelGroupedLinear and TERowParallelGroupedLinear."""

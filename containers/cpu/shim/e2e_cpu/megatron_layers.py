@@ -11,7 +11,6 @@ refused when a model is built. `HAVE_TE` stays False: Core takes its own paths e
 from __future__ import annotations
 
 import functools
-import itertools
 from typing import Any
 
 MODE = "{}={!r} is not answered on a CPU"
@@ -24,9 +23,9 @@ def refuse(**what: Any) -> None:
 
 def apply_extension(module: Any) -> None:
     """Put the plain layers into megatron.core.extensions.transformer_engine; AttributeError where a name is gone."""
-    from . import megatron_experts
+    from . import megatron_attention, megatron_experts
 
-    made = [*_linear_layers(), _attention(), *megatron_experts.layers(), _norm()]
+    made = [*_linear_layers(), megatron_attention.layer(), *megatron_experts.layers(), _norm()]
     for layer in made:
         getattr(module, layer.__name__)
         setattr(module, layer.__name__, layer)
@@ -228,57 +227,3 @@ def _linear_layers() -> tuple[type, ...]:
             return (out, normed), bias
 
     return TELinear, TEColumnParallelLinear, TERowParallelLinear, TELayerNormColumnParallelLinear
-
-
-def _attention() -> type:
-    """Return Core's DotProductAttention with packed sequences, and values of another size than keys."""
-    import torch
-    from megatron.core.transformer.dot_product_attention import DotProductAttention
-    from torch.nn import functional
-
-    class TEDotProductAttention(DotProductAttention):  # type: ignore[misc]
-        def __init__(
-            self, config: Any, *args: Any, k_channels: int | None = None, v_channels: int | None = None,
-            num_splits: int | None = None, name: str | None = None, **kwargs: Any,
-        ) -> None:  # fmt: skip
-            super().__init__(config, *args, **kwargs)
-            if v_channels is not None:
-                self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
-            if k_channels is not None and kwargs.get("softmax_scale") is None:
-                self.softmax_scale = k_channels**-0.5
-
-        def forward(
-            self,
-            query: Any,
-            key: Any,
-            value: Any,
-            attention_mask: Any = None,
-            attn_mask_type: Any = None,
-            attention_bias: Any = None,
-            packed_seq_params: Any = None,
-            **kwargs: Any,
-        ) -> Any:
-            """Unpacked: Core's. Packed: (tokens, heads, size), one causal block after another."""
-            if packed_seq_params is None:
-                return super().forward(query, key, value, attention_mask, attn_mask_type, attention_bias, **kwargs)
-            config = self.config
-            if attention_bias is not None or config.context_parallel_size > 1 or config.window_size:
-                msg = "packed sequences with a bias, a window or context parallelism are not answered on a CPU"
-                raise NotImplementedError(msg)
-            if config.softmax_type != "vanilla":
-                refuse(softmax_type=config.softmax_type)
-            bounds = packed_seq_params.cu_seqlens_q_padded
-            if bounds is None:
-                bounds = packed_seq_params.cu_seqlens_q
-            groups = query.shape[1] // key.shape[1]
-            out = torch.zeros(*query.shape[:2], value.shape[2], dtype=query.dtype)
-            edges = bounds.tolist()
-            for first, last in itertools.pairwise(edges):
-                if last > first:
-                    q, k, v = (t[first:last].transpose(0, 1).unsqueeze(0) for t in (query, key, value))
-                    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-                    block = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.softmax_scale)
-                    out[first:last] = block[0].transpose(0, 1)
-            return out.reshape(out.shape[0], -1)
-
-    return TEDotProductAttention

@@ -87,6 +87,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__dict__.update(_ANSWERED.get(module.__name__, {}))
 
 
+def answer(module: str, **names: Any) -> None:
+    """Let `names` be found in `module`."""
+    _ANSWERED[module] = names
+
+
 def install() -> None:
     """Make the names importable: last on sys.meta_path, so that files of this package come first."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):

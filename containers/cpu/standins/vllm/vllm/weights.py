@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,6 +11,8 @@ if TYPE_CHECKING:
 # Megatron pads the vocabulary; vLLM cuts the padding off these two and nothing else.
 _VOCABULARY = frozenset({"model.embed_tokens.weight", "lm_head.weight"})
 _SEED = 12345
+# transformers keeps the experts of a layer in two tensors; checkpoints and the Bridge's export name each expert
+_EXPERT = re.compile(r"(?P<owner>.+\.experts)\.(?P<number>\d+)\.(?P<part>gate|up|down)_proj\.weight")
 
 
 def build(name: str, seed: int, dtype: str) -> tuple[Any, Any]:
@@ -45,7 +48,7 @@ def _load(model: Any, weights: Iterable[tuple[str, Any]], *, tied: bool) -> set[
     for name, weight in weights:
         if tied and name == "lm_head.weight":
             continue  # the embedding under its second name
-        parameter = parameters[name]
+        parameter = _expert(parameters, name) if _EXPERT.fullmatch(name) else parameters[name]
         rows = min(parameter.shape[0], weight.shape[0]) if name in _VOCABULARY else weight.shape[0]
         if parameter.shape[0] != rows or parameter.shape[1:] != weight.shape[1:]:
             msg = f"{name}: shape {tuple(weight.shape)} does not fit {tuple(parameter.shape)}"
@@ -54,3 +57,14 @@ def _load(model: Any, weights: Iterable[tuple[str, Any]], *, tied: bool) -> set[
             parameter.copy_(weight[:rows])
         loaded.add(name)
     return loaded
+
+
+def _expert(parameters: dict[str, Any], name: str) -> Any:
+    """Return the part of a layer's experts that `name` fills; KeyError where the model has no such expert."""
+    found = _EXPERT.fullmatch(name)
+    owner, number, part = found["owner"], int(found["number"]), found["part"]  # type: ignore[index]
+    every = parameters[f"{owner}.down_proj" if part == "down" else f"{owner}.gate_up_proj"]
+    if number >= len(every):
+        raise KeyError(name)
+    one = every.detach()[number]  # shares the parameter's memory
+    return one if part == "down" else one.chunk(2)[part == "up"]

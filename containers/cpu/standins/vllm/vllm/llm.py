@@ -131,23 +131,28 @@ class LLM:
         sampling_params: SamplingParams | list[SamplingParams],
         use_tqdm: bool = False,
     ) -> list[SimpleNamespace]:
-        """Generate for all prompts; RuntimeError on a sleeping engine, as its weights may be gone in vLLM."""
+        """Generate for all prompts; RuntimeError on a sleeping engine."""
+        each = sampling_params if isinstance(sampling_params, list) else [sampling_params] * len(prompts)
+        sequences = [Sequence(self.prompt(p), params) for p, params in zip(prompts, each, strict=True)]
+        while running := [sequence for sequence in sequences if sequence.finish_reason is None]:
+            self.step(running)
+        return [sequence.output() for sequence in sequences]
+
+    def step(self, running: list[Sequence]) -> None:
+        """Add a token to each sequence; RuntimeError on a sleeping engine, as its weights may be gone in vLLM."""
         if self._asleep:
             msg = "generate() on a sleeping engine"
             raise RuntimeError(msg)
-        each = sampling_params if isinstance(sampling_params, list) else [sampling_params] * len(prompts)
-        sequences = [Sequence(self._prompt(p), params) for p, params in zip(prompts, each, strict=True)]
         ends = self._config.eos_token_id
         stops = set(ends if isinstance(ends, list) else [ends])
         limit = self.llm_engine.model_config.max_model_len
-        while running := [sequence for sequence in sequences if sequence.finish_reason is None]:
-            for sequence, logits in zip(running, self._logits(running), strict=True):
-                token, log_probability = next_token(logits, sequence.params, self._random)
-                sequence.append(token, log_probability)
-                sequence.finish_reason = sequence.end(stops, limit, self.get_tokenizer)
-        return [sequence.output() for sequence in sequences]
+        for sequence, logits in zip(running, self._logits(running), strict=True):
+            token, log_probability = next_token(logits, sequence.params, self._random)
+            sequence.append(token, log_probability)
+            sequence.finish_reason = sequence.end(stops, limit, self.get_tokenizer)
 
-    def _prompt(self, prompt: dict[str, Any]) -> list[int]:
+    def prompt(self, prompt: dict[str, Any]) -> list[int]:
+        """Return the tokens of a prompt given as text or tokens; NotImplementedError for pictures and sound."""
         if "multi_modal_data" in prompt:
             msg = "multi_modal_data is not answered by the CPU stand-in of vLLM"
             raise NotImplementedError(msg)
