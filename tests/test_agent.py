@@ -275,7 +275,7 @@ def test_a_signal_before_the_command_starts_still_leaves_a_record(
 
 
 def test_death_of_the_runner_stops_everything_through_the_lifeline(start: Callable[..., Started]) -> None:
-    one = start("bash", "-c", f"{sys.executable} -c '{DAEMON}' \"$PWD/pid\"; sleep 300")
+    one = start("bash", "-c", f"'{sys.executable}' -c '{DAEMON}' \"$PWD/pid\"; sleep 300")
     daemon = int(one.written("pid"))
     assert one.process.stdin
     one.process.stdin.close()  # what the kernel does for a runner that was killed

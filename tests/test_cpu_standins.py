@@ -24,7 +24,7 @@ def uv(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", str(cpu.SOURCE / "bin" / "uv"), *(a.replace("SCRIPT", str(script)) for a in args)],
         capture_output=True, text=True, cwd=tmp_path, timeout=30, check=False,
-        env={"PATH": f"{BASE.parent}:/usr/bin:/bin"},
+        env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"},  # a bare Debian has no `python`
     )  # fmt: skip
 
 

@@ -237,7 +237,9 @@ def interpreter(tmp_path: Path) -> tuple[Path, Path]:
     """Return an interpreter with one distribution, and its site-packages."""
     site = tmp_path / "lib" / "site-packages"
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/bash\necho asked >> {tmp_path}/asked\nPYTHONPATH={site} exec {sys.executable} -S "$@"\n')
+    python.write_text(
+        f'#!/bin/bash\necho asked >> {tmp_path}/asked\nPYTHONPATH={site} exec "{sys.executable}" -S "$@"\n'
+    )
     python.chmod(0o755)
     install(site, "torch", "2.13.0")
     return python, site

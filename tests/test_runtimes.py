@@ -165,7 +165,9 @@ def test_a_stop_ends_a_local_job_within_seconds_daemon_included(tmp_path: Path) 
             pid.append(written(tmp_path / "pid"))
             stop.set()
 
-    ended = go(Local(), job(tmp_path, "bash", "-c", f"{sys.executable} -c '{DAEMON}' $PWD/pid; sleep 300"), stop, poll)
+    ended = go(
+        Local(), job(tmp_path, "bash", "-c", f"'{sys.executable}' -c '{DAEMON}' $PWD/pid; sleep 300"), stop, poll
+    )
     assert ended.reason == "stopped"
     assert json.loads((tmp_path / "exit.json").read_text())["reason"] == "terminated"
     assert start_time(pid[0]) is None
@@ -176,7 +178,7 @@ def test_a_poll_that_raises_stops_the_job_first(tmp_path: Path) -> None:
         if (tmp_path / "pid").exists():
             raise KeyboardInterrupt
 
-    one = job(tmp_path, "bash", "-c", f"{sys.executable} -c '{DAEMON}' $PWD/pid; sleep 300")
+    one = job(tmp_path, "bash", "-c", f"'{sys.executable}' -c '{DAEMON}' $PWD/pid; sleep 300")
     with pytest.raises(KeyboardInterrupt):
         go(Local(), one, poll=poll)
     assert start_time(written(tmp_path / "pid")) is None
@@ -192,7 +194,7 @@ def test_an_agent_that_was_killed_leaves_nothing_alive(tmp_path: Path) -> None:
             for path in agents:
                 os.kill(int(path.parent.name), signal.SIGKILL)
 
-    ended = go(Local(), job(tmp_path, "bash", "-c", f"{sys.executable} -c '{DAEMON}' $PWD/pid; sleep 300"), poll=poll)
+    ended = go(Local(), job(tmp_path, "bash", "-c", f"'{sys.executable}' -c '{DAEMON}' $PWD/pid; sleep 300"), poll=poll)
     assert (ended.rc, ended.reason) == (-9, "killed")
     assert "stopped 2 left processes" in ended.detail  # the daemon and the shell (its sleep is in the shell's tree)
     assert start_time(written(tmp_path / "pid")) is None
@@ -240,7 +242,7 @@ sys.path.insert(0, sys.argv[2])
 import test_runtimes as t
 from tasks.runtimes.local import Local
 folder = Path(sys.argv[3])
-t.go(Local(), t.job(folder, "bash", "-c", f"{sys.executable} -c '{t.DAEMON}' $PWD/pid; sleep 300"))
+t.go(Local(), t.job(folder, "bash", "-c", f"'{sys.executable}' -c '{t.DAEMON}' $PWD/pid; sleep 300"))
 """
 
 
