@@ -374,9 +374,10 @@ def test_rehearsals_leave_the_host_only_for_a_runtime_on_the_command_line(
 
     here, there = (Place(runtime, "python", {"id": runtime}, rehearsal=True) for runtime in ("here", "engine"))
     monkeypatch.setattr(cpu_image, "place", lambda *_: there)
+    monkeypatch.setattr(cpu_image, "mounted", lambda built, _: there if built is here else None)
     origins = {"runtime": origin} if origin else {}
     pipe = Pipeline(Settings(build=tmp_path, levels=tmp_path, python=tmp_path, runtime=runtime, origins=origins))
-    pipe.__dict__.update(cpu_place=here, workspace=SimpleNamespace(name="w"))
+    pipe.__dict__.update(cpu_place=here, place=there, workspace=SimpleNamespace(name="w"))
     assert pipe.place_of("cpu") is (there if contained else here)
     assert pipe.cpu_place is here, "proofs run on this machine"
 

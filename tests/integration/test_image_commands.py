@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tasks import container_image, image_build, image_commands, image_pins, images, settings
+from tasks import container_image, image_build, image_commands, image_pins, image_update, images, settings
 from tasks.errors import UserError
 from tasks.runtimes.docker import Docker
 from tests.conftest import run_git
@@ -192,7 +192,7 @@ def test_a_new_pin_is_proposed_as_a_diff_and_written_on_request(
     before = path.read_text()
 
     def update(name: str | None = "rl", **keys: bool) -> int:
-        return image_pins.update(engine, name, path=path, say=told.append, **keys)
+        return image_update.update(engine, name, path=path, say=told.append, **keys)
 
     assert update() == 0
     assert f"+    digest: {digest}\n" in capsys.readouterr().out
