@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tasks import attempts, cpu, inflight
+from tasks import attempts, cpu, cpu_image, inflight
 from tasks.attempts import Command, Place, Tree
 from tasks.cpu import CpuEnvironment
 from tasks.runtimes.container import TARGETS
@@ -120,3 +120,22 @@ def test_a_job_that_goes_on_keeps_its_attempt_and_one_that_was_not_accepted_does
     with pytest.raises(inflight.InFlightError):
         asked(Refusing("slurm"), tmp_path, None, monkeypatch)
     assert (tmp_path / "ws" / "attempts" / "case" / "1").exists() is kept
+
+
+def test_under_slurm_the_environment_is_mounted_and_both_digests_name_the_place(
+    tmp_path: Path, built: CpuEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Place(
+        Captured("local"), str(built.python), {"ref": "CPU environment", "id": "environment"}, built, rehearsal=True
+    )
+    cluster = Place(Captured("slurm"), "python3", {"ref": "x.sqsh", "id": "image"})
+    place = cpu_image.mounted(here, cluster)
+    assert (place.image["id"], place.image["cpu"]) == ("image", "environment")
+    assert (place.runtime, place.rehearsal) == (cluster.runtime, True)
+    assert place.cpu
+    assert "/host/only" not in place.cpu.env["PATH"]
+    job, _ = asked(Captured("slurm"), tmp_path, place.cpu, monkeypatch, mounted=place.mounted)
+    mounts = {m.target: m for m in job.mounts}
+    for name in ("cpu/venv", "cpu/models", "cpu/env", "base"):
+        mounted = mounts[str(tmp_path / name)]
+        assert (mounted.source, mounted.read_only) == (tmp_path / name, True)
