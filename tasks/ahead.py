@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from tasks.errors import UserError
 from tasks.inflight import InFlightError
 from tasks.pipeline import Pipeline
-from tasks.runtimes.slurm import Slurm
 
 if TYPE_CHECKING:
     from tasks.invocation import Invocation
+    from tasks.runtimes.slurm import Slurm
     from tasks.stage import Stage
 
 
@@ -27,8 +27,10 @@ def submit(now: Invocation, first: Stage) -> None:
 
     With `jobs=N` doit's threads submit side by side by themselves.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if now.settings.runtime != "slurm" or threading.current_thread() is not threading.main_thread():
         return
+    from tasks.runtimes.slurm import Slurm
+
     environment = now.environment_of(now.case(first.name))
     runtime = now.place_of(environment).runtime
     if not isinstance(runtime, Slurm) or now.settings.detach or now.sent or first.task not in now.planned:
@@ -64,5 +66,5 @@ def _send(now: Invocation, runtime: Slurm, stage: Stage) -> None:
 def let_go(now: Invocation) -> None:
     """After a signal: do with the jobs that nobody follows yet what is done with the one that is followed."""
     place = vars(now).get("place")
-    if place is not None and isinstance(place.runtime, Slurm):
+    if place is not None and place.runtime.name == "slurm":
         place.runtime.interrupted()

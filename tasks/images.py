@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks import files
-from tasks.container_image import resolve_container
 from tasks.errors import UserError
 from tasks.image_pins import Image
 
@@ -50,6 +49,8 @@ def resolve(settings: Settings, runtime: Runtime, *, progress: Callable[[str], N
         return image
     if not isinstance(runtime, Docker):
         return describe_interpreter(settings.python, settings.build / "interpreters.json")
+    from tasks.container_image import resolve_container
+
     named = settings.image
     if named == BUILT:
         from tasks import image_build
