@@ -182,7 +182,7 @@ def test_an_invalid_done_pattern_is_refused_before_anything_starts(start: Callab
 
 
 def test_time_limit_stops_the_whole_tree_also_a_stubborn_double_forked_daemon(start: Callable[..., Started]) -> None:
-    script = f"python3 -c '{DAEMON}' \"$PWD/pid\" stubborn; sleep 300".replace("python3", sys.executable)
+    script = f"python3 -c '{DAEMON}' \"$PWD/pid\" stubborn; sleep 300".replace("python3", f"'{sys.executable}'")
     one = start("bash", "-c", script, timeout_s=1.0, term_grace_s=0.5)
     daemon = int(one.written("pid"))
     ended = one.end()

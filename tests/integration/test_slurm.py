@@ -325,8 +325,8 @@ def test_a_runner_that_is_killed_loses_nothing(mini):
 
 LOCAL = """import sys, tasks.settings
 tasks.settings._site = lambda path: ({}, {"local_copy": "/tmp"})
-from tasks.command import main
-sys.exit(main())
+from doit.doit_cmd import DoitMain
+sys.exit(DoitMain().run(sys.argv[1:]))
 """
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tasks import cpu, models
+from tasks import cpu, fetch_models, models
 from tasks.settings import ROOT
 
 if TYPE_CHECKING:
@@ -136,4 +136,4 @@ def test_each_refusal_has_its_word_and_a_rate_limit_ends_the_asking(tmp_path: Pa
         "org/gated": "gated", "org/none": "missing", "org/limited": "rate_limit"
     }  # fmt: skip
     assert fetch(tmp_path, "http://127.0.0.1:9", "org/small")["org/small"]["error"]["kind"] == "network"
-    assert {answer["error"]["kind"] for answer in found.values()} <= set(models.REMEDY)
+    assert {answer["error"]["kind"] for answer in found.values()} <= set(fetch_models.REMEDY)
