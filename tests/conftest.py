@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,9 @@ GIT = {
     "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@example.org", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z",
     "GIT_CONFIG_GLOBAL": os.devnull,
 }  # fmt: skip
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started with `&` by a script: children would not end by Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def run_git(repo: Path, *args: str) -> str:

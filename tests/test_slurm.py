@@ -452,6 +452,22 @@ def test_without_a_terminal_a_signal_cancels_the_job(cluster, interrupted, error
     assert json.loads((cluster.folder / "slurm.json").read_text())["state"] == "over"
 
 
+def test_a_signal_with_the_first_word_that_is_said_cancels_the_job_that_is_picked_up(cluster, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False))
+    assert cluster.run(cluster.runtime(detach=True)).reason == "detached"
+    runtime = cluster.runtime()
+
+    def said(text: str) -> None:
+        if text.startswith("picking up"):
+            raise SystemExit
+
+    runtime.say = said
+    with pytest.raises(SystemExit):
+        cluster.run(runtime)
+    assert cluster.calls("scancel")
+    assert not inflight.is_open(cluster.folder)
+
+
 def test_detach_keeps_the_job_when_the_runner_is_told_to_stop(interrupted):
     assert not interrupted(SystemExit, tty=False, detach=True)
 

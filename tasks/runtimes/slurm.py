@@ -84,13 +84,11 @@ class Slurm:
         try:
             if self.ahead:
                 return self._submitted(job, stop, poll)
-            if (job.folder / inflight.FILE).exists():
-                self.say(f"picking up {_id(job) or submission.name(job)}")
-            elif problem := submission.refusal(job, self.site):
+            waits = (job.folder / inflight.FILE).exists()
+            if not waits and (problem := submission.refusal(job, self.site)):
                 return Ended(None, "not_started", problem)
-            else:
-                self.say(submission.plan(job, self.site))
-            self.open[job.id] = job
+            self.open[job.id] = job  # before a word is said: whoever reads it may stop us at once
+            self.say(f"picking up {_id(job) or submission.name(job)}" if waits else submission.plan(job, self.site))
             ended = _Following(self, job, stop, poll).follow()
         except (KeyboardInterrupt, SystemExit):
             self.interrupted()
@@ -103,8 +101,8 @@ class Slurm:
         if (job.folder / inflight.FILE).exists():  # an earlier call's
             self.open[job.id] = job
         elif not submission.refusal(job, self.site):
-            self.say(submission.plan(job, self.site))
             self.open[job.id] = job
+            self.say(submission.plan(job, self.site))
             _Following(self, job, stop, poll).step(done=False)
         return self.left(job, "submitted ahead")
 

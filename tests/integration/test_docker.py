@@ -398,7 +398,7 @@ def podman(archive: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) 
     conf = home / "containers.conf"
     conf.write_text(
         '[containers]\ndefault_ulimits = ["nofile=20000:20000","nproc=10000:10000"]\n'
-        '[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+        '[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\nruntime = "runc"\n'  # crun refuses mixed cgroups
     )
     host = f"unix://{home}/podman.sock"
     places = ["--root", home / "root", "--runroot", home / "run"]
@@ -420,7 +420,7 @@ def podman(archive: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) 
 def test_podman_runs_the_same_job_in_the_same_image(podman: Podman, tmp_path: Path) -> None:
     assert podman.available() is None
     ended = go(podman, job(tmp_path, "touch f; exit 3"))
-    assert (ended.rc, ended.reason) == (3, "exited")
+    assert (ended.rc, ended.reason) == (3, "exited"), ended.detail
     assert record(tmp_path)["rc"] == 3
     assert owners(tmp_path) == {(1234, 4321)}
 
@@ -439,7 +439,7 @@ def test_podman_is_stopped_within_seconds(podman: Podman, tmp_path: Path) -> Non
 
 def test_a_log_that_is_silent_for_a_minute_is_no_end(silent: Callable[[], tuple[Ended, Path]]) -> None:
     ended, folder = silent()
-    assert (ended.rc, ended.reason) == (3, "exited")
+    assert (ended.rc, ended.reason) == (3, "exited"), ended.detail
     assert (folder / "run.log").read_text() == "begin\nend\n"
 
 
