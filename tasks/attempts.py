@@ -151,8 +151,8 @@ def perform(
     pretended = None
     if place.cpu:
         pretended = cpu.environment(
-            place.cpu, folder, gpus=max(1, what.gpus), standins=what.standins, cuda=what.cuda,
-            seen="" if local else paths["attempt"],
+            place.cpu, folder, gpus=max(1, what.gpus // what.nodes), standins=what.standins, cuda=what.cuda,
+            seen="" if local else paths["attempt"], joins=what.nodes > 1,
         )  # fmt: skip
     # Unix sockets of Ray end at 107 bytes: its folder must be short, and it must be ours alone
     ray = Path(tempfile.mkdtemp(prefix="e2e-ray-")) if local and pretended is None else None
@@ -189,12 +189,13 @@ def perform(
             *_mounts(place, trees, folder, paths),
             *_host_folders(user),
             *(Mount(p, os.fspath(p), read_only=True) for p in place.mounted),
+            *_ray(place, what),
             # byte code at its own path, where the links in the attempt lead, so that only the first run compiles
             *(Mount(p, os.fspath(p), read_only=False) for p in sorted({*compiled.values()}) if not local),
         ),
         env=env,
         secrets=hidden,
-        gpus=0 if place.cpu else what.gpus,
+        gpus=0 if place.cpu and what.nodes == 1 else what.gpus,  # ray.sub counts what a node offers
         timeout_s=what.timeout_s + what.grace_s + 3 * TERM_GRACE_S,
         shm_bytes=SHM_BYTES,
         labels=labels,
@@ -248,6 +249,13 @@ def _mounts(place: Place, trees: Mapping[str, Tree], folder: Path, paths: Mappin
         hosts["mcore"], paths = trees["mcore"].path, {**paths, "mcore": local_copy.SOURCE}
     frozen = {"bridge", "agent"} | ({"mcore"} if place.local_copy else set())
     return [Mount(source=host, target=paths[kind], read_only=kind in frozen) for kind, host in hosts.items()]
+
+
+def _ray(place: Place, what: Command) -> list[Mount]:
+    """Put the CPU environment's `ray` on the image's PATH where ray.sub starts Ray before the agent: several nodes."""
+    if place.cpu is None or what.nodes == 1:
+        return []
+    return [Mount(place.cpu.python.parent / "ray", "/usr/local/bin/ray", read_only=True)]
 
 
 def _host_folders(user: Mapping[str, str]) -> list[Mount]:

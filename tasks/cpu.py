@@ -157,14 +157,22 @@ def contents(source: Path = SOURCE) -> dict[str, list[str | bool]]:
 
 
 def environment(
-    cpu: CpuEnvironment, attempt: Path, *, gpus: int, standins: Iterable[str] = (), cuda: bool = True, seen: str = ""
+    cpu: CpuEnvironment,
+    attempt: Path,
+    *,
+    gpus: int,
+    standins: Iterable[str] = (),
+    cuda: bool = True,
+    seen: str = "",
+    joins: bool = False,
 ) -> AttemptEnvironment:
-    """Return the variables of one attempt with `gpus` fake GPUs, and make the folders that they name.
+    """Return the variables of one attempt with `gpus` fake GPUs a node, and make the folders that they name.
 
     Everything that a run leaves behind lies in `attempt`, but for a short folder for Ray's sockets (a path of at most
     107 bytes) whose name follows from `attempt`; give it back with `release`. `cuda=False` is for imports and unit
-    suites, which want torch as it is. `seen`: the attempt's path in a container, whose /tmp is its own. Raises
-    UserError for an unknown stand-in or too deep a temporary folder.
+    suites, which want torch as it is. `seen`: the attempt's path in a container, whose /tmp is its own. `joins`: the
+    run joins a Ray cluster that was started for it. Raises UserError for an unknown stand-in or too deep a temporary
+    folder.
     """
     unknown = sorted(set(standins) - set(cpu.standins))
     if unknown:
@@ -191,7 +199,7 @@ def environment(
         "E2E_CPU": "run" if cuda else "import",
         "E2E_CPU_TAG": str(tag),
         # "local" makes ray.init(address="auto") start a cluster instead of searching the machine for one
-        "RAY_ADDRESS": "local",
+        **({} if joins else {"RAY_ADDRESS": "local"}),
         "RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": FAKE_CPUS, "GPU": gpus, own_tag: 1}, separators=(",", ":")),
         "RAY_TMPDIR": str(temporary),
         "TMPDIR": str(temporary),

@@ -72,8 +72,8 @@ class Rehearsal:
     """How the case's own script runs on a CPU with a tiny model; values left out there are the case's own.
 
     `model` and `data` name what the CPU environment prepares; `{model}`, `{models}` (the folder of all) and `{data}` in
-    `overrides` and `env` stand for their paths. `overrides` follow the case's. `gpus` are pretended ones. `standins`
-    are the packages that stand in for what a CPU lacks (vllm, flashinfer).
+    `overrides` and `env` stand for their paths. `overrides` follow the case's. `gpus` are pretended ones, of all
+    `nodes` together. `standins` are the packages that stand in for what a CPU lacks (vllm, flashinfer).
     """
 
     profile: str
@@ -82,6 +82,7 @@ class Rehearsal:
     overrides: tuple[str, ...]
     env: Mapping[str, str]
     gpus: int
+    nodes: int
     timeout_s: float
     minutes: float
     steps: int | None
@@ -261,7 +262,7 @@ def rehearse(case: Case) -> Case:
         overrides=(*case.overrides, *plan.overrides),
         env={**case.env, **plan.env},
         gpus=plan.gpus,
-        nodes=1,
+        nodes=plan.nodes,
         timeout_s=plan.timeout_s,
         minutes=plan.minutes,
         steps=plan.steps,

@@ -118,6 +118,7 @@ def _rehearsal(
         "overrides": [o for p in outward for o in p.overrides],
         "env": {k: v for p in outward for k, v in p.env.items()},
         "gpus": nearest("gpus", 1),
+        "nodes": nearest("nodes", 1),
         "timeout_s": timeout,
         "minutes": nearest("minutes", timeout / 60),
         "steps": plan.steps if plan.steps is not None else case["steps"],

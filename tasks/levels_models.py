@@ -142,7 +142,9 @@ class ProfileModel(_Model):
     env: Env = {}
     """Environment variables."""
     gpus: Count | None = None
-    """GPUs that are pretended."""
+    """GPUs that are pretended, of all nodes together."""
+    nodes: Positive | None = None
+    """Nodes that Slurm gives, one by default."""
     timeout: Duration | None = None
     """Time limit."""
     minutes: Minutes | None = None

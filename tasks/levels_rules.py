@@ -87,6 +87,8 @@ def case_rules(case: dict[str, Any], place: Place, notes: Notes) -> None:
     at = (*place, "rehearsal")
     if not plan["supported"] and not plan["reason"]:
         notes.problem(at, f"{case['id']}: a rehearsal that is not supported says why in `reason`")
+    if plan["nodes"] > 1 and plan["gpus"] < plan["nodes"]:
+        notes.problem((*at, "gpus"), f"{case['id']}: gpus counts all nodes, so at least {plan['nodes']}")
     script = case["script"] is not None
     _overrides(plan["overrides"], (*at, "overrides"), script=script, known=PLACEHOLDERS, notes=notes)
     _env(plan["env"], (*at, "env"), notes)

@@ -68,7 +68,7 @@ def preflight(pipe: Pipeline, case: Case, place: Place) -> list[Reason]:
         reasons += [lacking] if lacking else [Reason("gpus", "sinfo", text)] if text else []
         if budget := over_budget(pipe, case):
             reasons.append(budget)
-    if case.nodes > 1 and pipe.settings.runtime != "slurm":
+    if case.nodes > 1 and place.runtime.name != "slurm":
         reasons.append(Reason("nodes", case.id, f"needs {case.nodes} nodes: use runtime=slurm"))
     if place.runtime.name == "local":
         for path in case.clean:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,6 +15,9 @@ from tasks.attempts import Command, Place, Tree
 from tasks.cpu import CpuEnvironment
 from tasks.runtimes.container import TARGETS
 from tasks.runtimes.job import Ended, Job
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Captured:
@@ -52,8 +56,9 @@ def built(tmp_path: Path) -> CpuEnvironment:
 
 
 def asked(
-    runtime: str | Captured, tmp_path: Path, built: CpuEnvironment | None, monkeypatch: pytest.MonkeyPatch, **keys: Any
-) -> tuple[Job, dict[str, list[str]]]:
+    runtime: str | Captured, tmp_path: Path, built: CpuEnvironment | None, monkeypatch: pytest.MonkeyPatch,
+    size: Mapping[str, int] = MappingProxyType({}), **keys: Any,
+) -> tuple[Job, dict[str, list[str]]]:  # fmt: skip
     monkeypatch.setattr(attempts.snapshot, "work_copy", lambda _, target: target.mkdir())
     monkeypatch.setattr(cpu.tempfile, "gettempdir", lambda: "/tmp")
     trees = {}
@@ -68,7 +73,7 @@ def asked(
     python = str(built.python) if built else "python3"
     place = Place(captured, python, {"id": "i"}, built, rehearsal=built is not None, **keys)
     attempts.perform(
-        place, trees, folder, lambda paths: Command(("true",), paths["nemo_rl"], 9.0),
+        place, trees, folder, lambda paths: Command(("true",), paths["nemo_rl"], 9.0, **size),
         stop=threading.Event(), poll=lambda: None, labels={},
     )  # fmt: skip
     return captured.jobs[0], json.loads((folder / "spec.json").read_text())
@@ -101,6 +106,19 @@ def test_local_attempts_and_real_images_get_no_mount_of_the_cpu_environment(
         job, spec = asked(runtime, tmp_path / name, environment, monkeypatch)
         assert len(job.mounts) == 5
         assert spec["give_back"] == [str(tmp_path / "a/ws/attempts/case/1") if environment else "/e2e/attempt"]
+
+
+def test_a_rehearsal_over_nodes_joins_the_cluster_that_ray_sub_starts_with_its_share_of_gpus_on_each(
+    tmp_path: Path, built: CpuEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several, _ = asked("slurm", tmp_path / "a", built, monkeypatch, {"gpus": 4, "nodes": 2})
+    alone, _ = asked("slurm", tmp_path / "b", built, monkeypatch, {"gpus": 4})
+    assert ("RAY_ADDRESS" in several.env, alone.env["RAY_ADDRESS"]) == (False, "local")
+    assert [json.loads(j.env["RAY_OVERRIDE_RESOURCES"])["GPU"] for j in (several, alone)] == [2, 4]
+    assert [j.gpus for j in (several, alone)] == [4, 0], "ray.sub claims what a node offers; one node needs no GPU"
+    ray = {m.source for m in several.mounts if m.target == "/usr/local/bin/ray"}
+    assert ray == {built.python.parent / "ray"}, "ray.sub calls it before the agent has set PATH"
+    assert not [m for m in alone.mounts if m.target.endswith("/ray")]
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,7 @@ def test_no_input_makes_anything_but_a_file_error(data: bytes) -> None:
         ("quarantine: {reason: r, owner: o}", 14, "key 'until' is missing"),
         ("also_logs: {Base-Line: x}", 14, "small letters"),
         ("nodes: 4", 11, "gpus counts all nodes"),
+        ("rehearsal: {nodes: 2}", 14, "gpus counts all nodes"),
         ("model: null", 14, "must be text but is nothing"),
     ],
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ if os.environ.get("E2E_CPU") != "run":
 
 from e2e_cpu import megatron_attention  # noqa: E402
 from megatron.core import parallel_state, tensor_parallel  # noqa: E402
+from megatron.core.dist_checkpointing.mapping import is_main_replica  # noqa: E402
 from megatron.core.extensions import transformer_engine as te  # noqa: E402
 from megatron.core.packed_seq_params import PackedSeqParams  # noqa: E402
 from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
@@ -113,6 +115,25 @@ def test_grouped_linear_gives_each_expert_its_rows_also_none() -> None:
         x = torch.randn(7, 12)
         out, _ = layer(x, torch.tensor([5, 0, 2]))
         torch.testing.assert_close(out, torch.cat([x[:5] @ layer.weight0.T, x[5:] @ layer.weight2.T]), **EXACT)
+
+
+def test_each_rank_of_experts_writes_its_own_to_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Group:
+        def __init__(self, rank: int, size: int) -> None:
+            self.rank, self.size = (lambda: rank), (lambda: size)
+
+    alone, second = Group(0, 1), Group(1, 2)
+    monkeypatch.setattr(parallel_state, "get_expert_model_parallel_rank", second.rank)
+    monkeypatch.setattr(parallel_state, "get_expert_model_parallel_world_size", second.size)
+    layer = te.TEColumnParallelGroupedLinear(
+        2, 12, 10, config=config(num_moe_experts=4), init_method=torch.nn.init.normal_, bias=False, skip_bias_add=False,
+        is_expert=True, pg_collection=SimpleNamespace(expt_tp=alone, expt_dp=alone),
+    )  # fmt: skip
+    shards = layer.sharded_state_dict("fc.", metadata={"dp_cp_group": second})
+    assert {name: (t.key, t.global_shape, t.global_offset) for name, t in shards.items()} == {
+        f"fc.weight{n}": ("fc.weight", (4, 10, 12), (2 + n, 0, 0)) for n in (0, 1)
+    }
+    assert all(is_main_replica(t.replica_id) for t in shards.values()), "nobody would write these experts"
 
 
 def attention(inner: TransformerConfig, **more: Any) -> Any:

@@ -90,6 +90,20 @@ def test_each_expert_fills_its_own_part_of_the_layers_tensors() -> None:
         _load(model, [("l.experts.0.up_proj.weight", torch.zeros(4, 4))], tied=False)
 
 
+def test_an_engine_is_the_only_rank_of_its_own_group_for_its_refit_asks_which(tmp_path: Any) -> None:
+    from transformers import Qwen2Config
+
+    sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    Qwen2Config(**sizes, num_attention_heads=2, num_key_value_heads=1, architectures=["Qwen2"]).save_pretrained(
+        tmp_path
+    )
+    vllm.LLM(str(tmp_path), "types.SimpleNamespace", load_format="dummy")
+    try:
+        assert (torch.distributed.get_rank(), torch.distributed.get_world_size()) == (0, 1)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 class _Engine:
     """In place of a model: counts up; a refit takes its time and must not meet a token in the making."""
 

@@ -55,7 +55,7 @@ def layers() -> tuple[type, type]:
             self.in_features, self.out_features = input_size, output_size
             self.explicit_expert_comm = tp_size > 1 or config.expert_model_parallel_size > 1
             self.parallel_mode = None if self.explicit_expert_comm else ("column", "row")[self.axis]
-            self._tp_group = pg_collection.expt_tp
+            self._tp_group, self._expt_dp = pg_collection.expt_tp, pg_collection.expt_dp
             for number in range(num_gemms):
                 weight = torch.nn.Parameter(torch.empty(output_size, input_size, dtype=config.params_dtype))
                 if config.perform_initialization:
@@ -100,6 +100,8 @@ def layers() -> tuple[type, type]:
                 )  # fmt: skip
                 replace_prefix_for_sharding(part, f"{number}.", prefix)
                 kept.update({f"{prefix}{name}{number}": part[f"{number}.{name}"] for name in names})
+            for tensor in kept.values():  # each rank has experts of its own: who writes is decided among their copies
+                tensor.replica_id = (*tensor.replica_id[:2], self._expt_dp.rank())
             return kept
 
     class TEColumnParallelGroupedLinear(Grouped):
