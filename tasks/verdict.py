@@ -133,10 +133,11 @@ def is_finite(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def _finite_reasons(evidence: Evidence) -> list[Reason]:
+def _finite_reasons(ask: Expectation, evidence: Evidence) -> list[Reason]:
+    """Report what is not finite in the training series and in those that the case names as its proof of work."""
     reasons = []
     for tag in sorted(evidence.series):
-        if tag.startswith("train/"):
+        if tag.startswith("train/") or tag in (ask.step_tag, *ask.real_work):
             bad = [step for step, value in evidence.series[tag].items() if not is_finite(value)]
             if bad:
                 first = min(bad, key=int)
@@ -200,7 +201,7 @@ def missing_proofs(ask: Expectation, evidence: Evidence, checks: tuple[CheckResu
         *_origin_reasons(ask, evidence),  # first: whatever else is wrong, another tree was measured
         *_step_reasons(ask, evidence, reached),
         *_event_reasons(evidence),
-        *_finite_reasons(evidence),
+        *_finite_reasons(ask, evidence),
         *(Reason("check", c.expr, c.text, None if c.limit is None else str(c.limit), str(c.value))
           for c in checks if c.verdict is not Verdict.PASS),
         *_work_reasons(ask, evidence),

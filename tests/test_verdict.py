@@ -45,6 +45,14 @@ def test_all_proofs_together_are_a_pass():
     assert decide(ASK, GOOD).reasons == ()
 
 
+@pytest.mark.parametrize("value", ["NaN", float("nan"), float("inf"), "-Infinity"])
+@pytest.mark.parametrize("ask", [{"step_tag": "sft/loss"}, {"real_work": ("train/loss", "sft/loss")}])
+def test_a_series_that_proves_steps_or_work_is_finite_whatever_its_name(ask, value):
+    evidence = replace(GOOD, series={**GOOD.series, "sft/loss": {"1": 0.5, "2": value}})
+    assert decide(ASK, evidence).verdict is Verdict.PASS  # nobody asserted it
+    assert [r.kind for r in decide(replace(ASK, **ask), evidence).reasons] == ["non_finite"]
+
+
 # Each line takes away one proof; the verdict is never a Pass, and the reason says which one was missing.
 @pytest.mark.parametrize(
     ("change", "verdict", "kind"),
