@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tasks.invocation import Invocation
-    from tasks.levels import Case, Suite
+    from tasks.levels import Case, Level, Suite
     from tasks.records import Record
     from tasks.stage import Outcome
 
@@ -32,6 +32,7 @@ def compose(now: Invocation) -> dict[str, Any]:
         "workspace": now.workspace.name,
         "demo": now.workspace.demo,
         "requested": now.requested,
+        "groups": {name: _members(now.levels.levels[name]) for name in now.requested if name in now.levels.levels},
         "provenance": provenance(now),
         "suites": [_suite(now, now.levels.suites[t[5:]]) for t in now.planned if t.startswith("unit:")],
         "cases": [
@@ -50,6 +51,11 @@ def compose(now: Invocation) -> dict[str, Any]:
     report["stages"] = [_stage(now, task) for task in now.planned if not task.startswith("metrics:")]
     verdict, sentence = answer.overall(report)
     return {**report, "result": str(verdict), "sentence": sentence}
+
+
+def _members(level: Level) -> list[str]:
+    """Return what answers for a level or variant: its suites and required cases, those it includes among them."""
+    return [*(f"unit.{name}" for name in level.suites), *(case.id for case in level.required)]
 
 
 def _stage(now: Invocation, task: str) -> dict[str, Any]:

@@ -61,6 +61,9 @@ class Levels(Query):
             for r in rows
         ]  # fmt: skip
         table([("CASE (NeMo-RL level)", "GPUs", "TIME", "STATE", "MODEL", "TITLE"), *shown], (48, 6, 8, 6, 30))
+        for level in now.levels.levels.values():
+            if level.includes:
+                print(f"{level.id}: {level.title} (asks for {', '.join(level.includes)})")
         print()
         proofs = [(f"proof:{name}", "", title) for name, title in proof.FAMILIES.items()]
         gaps = [(f"proof:{name}", "not possible here", reason) for name, reason in proof.UNPROVED.items()]

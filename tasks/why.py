@@ -35,8 +35,10 @@ def stages_of(now: Invocation, word: str) -> list[Stage]:
         return [getattr(now, kind)(now.case(rest))]
     if word in now.levels.levels:
         level = now.levels.levels[word]
-        return [*(now.unit(now.levels.suites[s]) for s in level.suites),
-                *(stage for case in level.cases for stage in (now.run(case), now.check(case)))]  # fmt: skip
+        return [
+            *(now.unit(now.levels.suites[s]) for s in level.suites),
+            *(stage for case in (*level.cases, *level.included) for stage in (now.run(case), now.check(case))),
+        ]
     case = now.case(f"{kind}.{rest}" if kind in ("rehearse", "baseline", "repeat") else word)
     return [now.config(case), now.run(case), now.metrics(case), now.check(case)]
 

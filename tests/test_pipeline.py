@@ -110,6 +110,18 @@ def test_a_documentation_change_runs_nothing(passed):
     assert again.report["provenance"]["bridge"]["dirty"] == ["M docs/guide.md"]
 
 
+def test_a_level_that_only_includes_others_is_answered_by_their_cases(passed):
+    text = passed.levels.read_text()
+    passed.levels.write_text(text + "  5:\n    title: all\n    includes: [level0]\n")
+    done = passed.doit("level5")
+    assert (done.rc, done.report["result"]) == (0, "Pass"), done.out
+    assert done.report["groups"] == {"level5": ["unit.mapping", "level0.train"]}
+    assert "run:level0.train: fresh" in passed.doit("why", "level5").out
+    passed.levels.write_text(text + "  7:\n    title: suites alone\n    suites: [mapping]\n")
+    assert passed.doit("level7").rc == 0
+    passed.levels.write_text(text)
+
+
 def test_a_b_a_finds_the_earlier_pass(passed):
     mapping = passed.bridge / "src/megatron/bridge/mapping.py"
     mapping.write_text("FACTOR = 1.5\n")

@@ -98,6 +98,8 @@ def violations(value: Any, schema: dict[str, Any], at: str = "$", *, closed: boo
         pytest.param(samples.report(samples.quarantined_case()), "Blocked", "nothing that was requested was shown", id="only quarantine"),
         pytest.param(samples.report(requested=["level2"]), "Blocked", "level2 was requested", id="requested level absent"),
         pytest.param(samples.report(samples.case(), requested=["level0", "vlm"]), "Blocked", "vlm was requested", id="variant absent"),
+        pytest.param(samples.report(samples.case(), requested=["level5"], groups={"level5": ["level0.grpo_megatron"]}), "Pass", "1 case of level0 passed", id="included case"),
+        pytest.param(samples.report(samples.case(), requested=["level0"], groups={"level0": ["level0.grpo_megatron", "level0.b"]}), "Blocked", "has no level0.b", id="required case absent"),
         pytest.param(samples.report(samples.rehearsal_case(), requested=["level1"]), "Blocked", "level1 was requested", id="rehearsal answers for no level"),
         pytest.param(samples.report(samples.baseline_case(), requested=["level0"]), "Blocked", "level0 was requested", id="nor does a baseline"),
         pytest.param(samples.report(requested=["run:level0.x"]), "Blocked", "records and does not judge", id="run alone"),

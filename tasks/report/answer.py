@@ -115,12 +115,20 @@ def count(number: int, noun: str) -> str:
 
 
 def _unanswered(report: Mapping[str, Any], every: Sequence[Deliverable]) -> str | None:
-    """Return a sentence on the first requested name that only a case can answer and that has none in the report."""
+    """Return a sentence on the first requested name whose answer is not in the report.
+
+    A level or variant is answered by all its members (`groups`); other names, and older reports, by a case.
+    """
     ids = [d.id for d in every if d.kind == "case"]
     asked = report.get("requested")
+    groups = facts.table(report.get("groups"))
     for name in asked if isinstance(asked, (list, tuple)) else []:
         stage, _, subject = one_line(name).partition(":")
         if stage in _STAGES:
+            continue
+        if members := groups.get(name):
+            if absent := [one_line(m) for m in members if m not in {d.id for d in every}]:
+                return f"{one_line(name)} was requested, but the report has no {absent[0]}"
             continue
         if stage in {"run", "metrics"} and subject not in ids:
             return f"{one_line(name)} records and does not judge: ask for {subject or 'a case'} itself"
