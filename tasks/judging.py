@@ -54,7 +54,7 @@ def _evidence_digest(pipe: Pipeline, case: Case) -> str:
 
 def metrics_inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
     """Return what merging depends on: the attempt's files, where logs are, and the code that merges."""
-    where = sha256_json({"logs": case.logs, "also": dict(case.also_logs)})
+    where = sha256_json({"logs": case.logs, "also": dict(case.also_logs), "conversion": case.conversion})
     return {
         "run": _evidence_digest(pipe, case),
         "where": where,
@@ -127,7 +127,7 @@ def check_inputs(pipe: Pipeline, case: Case) -> dict[str, str]:
         "run": _evidence_digest(pipe, case),
         "facts": sha256_json(dict(_last(pipe, case))),
         "metrics": sha256_json(dict(metrics.artefact)) if metrics else "",
-        "expectation": sha256_json(asdict(expectation(case))),
+        "expectation": sha256_json({**asdict(expectation(case)), "conversion": case.conversion}),
         "probe": str(probe.verdict if probe else None),
         "code": code(*JUDGES),
     }

@@ -105,7 +105,10 @@ def inputs(pipe: Pipeline, suite: Suite) -> dict[str, str]:
         components = pipe.tree(kind).components
         name = COMPONENT[kind] if kind == suite.repo else kind
         reached[kind] = components[name]
-    definition = {"paths": suite.paths, "args": suite.args, "min_tests": suite.min_tests, "env": dict(suite.env)}
+    definition = {
+        "repo": suite.repo, "paths": suite.paths, "args": suite.args, "min_tests": suite.min_tests,
+        "env": dict(suite.env), "interpreter": suite.interpreter, "gpus": suite.gpus,
+    }  # fmt: skip
     return {
         **reached,
         "image": sha256_json(pipe.place.image),

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
-from tasks import answer, judging
+from tasks import answer, judging, levels
 from tasks.files import sha256_json
+from tasks.reason import Verdict
 from tasks.records import Record
+from tasks.settings import ROOT
+from tasks.stage import Outcome
 from tests.test_verdict import GOOD_LOG
 
 SKIPPING = "Checkpoint already exists at {path}. Skipping import."
@@ -102,3 +105,18 @@ def test_a_passing_baseline_makes_the_failure_new():
 
 def test_a_baseline_of_another_image_or_gpu_says_nothing():
     assert baseline("Fail", 1.078047513961792, same_inputs=False) is None
+
+
+def test_another_word_on_the_conversion_merges_and_judges_anew(tmp_path: Path) -> None:
+    # within_attempt allows two phases that differ about a step; kept for "fresh", such a merge would be a Pass
+    record: Any = SimpleNamespace(evidence={}, artefact={"attempts": [{}]})
+    pipe: Any = SimpleNamespace(
+        outcomes={"run:level0.grpo_megatron": Outcome(Verdict.PASS, record=record),
+                  "metrics:level0.grpo_megatron": Outcome(Verdict.PASS, record=record)},
+        environment_of=lambda case: "",
+    )  # fmt: skip
+    case = levels.load(ROOT / "levels.yaml").case("level0.grpo_megatron")
+    both = [replace(case, conversion=word) for word in ("fresh", "within_attempt")]
+    for inputs in (judging.metrics_inputs, judging.check_inputs):
+        one, other = (inputs(pipe, c) for c in both)
+        assert one != other

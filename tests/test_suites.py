@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
-from tasks import suites
+from tasks import levels, suites
 from tasks.reason import Verdict
+from tasks.settings import ROOT
 
 ENDED = {"reason": "exited", "rc": 0}
 
@@ -57,3 +61,11 @@ def test_a_missing_or_broken_junit_file_is_blocked(tmp_path, content):
     decided, reasons = suites.decide(suites.read_junit(tmp_path / "j.xml"), ENDED, 1)
     assert decided is Verdict.BLOCKED
     assert "0 tests executed" in reasons[0].text
+
+
+@pytest.mark.parametrize("change", [{"interpreter": "generation"}, {"gpus": 1}, {"repo": "nemo_rl"}, {"args": ("-x",)}])
+def test_a_pass_in_another_interpreter_or_place_is_not_reused(change):
+    components = dict.fromkeys(("bridge", "bridge-tests", "nemo_rl", "nemo_rl-tests", "mcore"), "same")
+    pipe = SimpleNamespace(tree=lambda kind: SimpleNamespace(components=components), place=SimpleNamespace(image={}))
+    suite = levels.load(ROOT / "levels.yaml").suites["bridge-mapping"]
+    assert suites.inputs(pipe, suite) != suites.inputs(pipe, replace(suite, **change))
