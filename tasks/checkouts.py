@@ -17,7 +17,7 @@ from tasks.errors import UserError
 from tasks.files import read_json, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from tasks.settings import Settings
     from tasks.workspace import Workspace
@@ -52,6 +52,20 @@ class Checkouts:
             exclude = (CORE_IN_BRIDGE,) if kind == "bridge" else ()
             found[kind] = digests.scan(kind, path, self.workspace.root / "cache" / f"{kind}.json", exclude)
         return found
+
+    def named(self, kind: str, component: str, words: Iterable[str]) -> dict[str, digests.Entry]:
+        """Return the files of a checkout that `words` name and `component` leaves out: a test, a script among docs.
+
+        A word may be a file, a folder, a pytest node (`file.py::test`) or an option or override with one as its value.
+        """
+        files, patterns = self.manifests[kind].files, digests.COMPONENTS[component]
+        parts = {part.partition("::")[0] for word in words for part in (word, word.partition("=")[2])}
+        paths = {os.path.normpath(part) for part in parts if part}
+        found = {path for path in paths if path in files}
+        folders = tuple(f"{path}/" for path in paths - found if (self.manifests[kind].root / path).is_dir())
+        if folders:
+            found |= {path for path in files if path.startswith(folders)}
+        return {path: files[path] for path in found if not digests.matches(path, patterns)}
 
     def tree(self, kind: str) -> Tree:
         """Return the frozen tree of "bridge", "mcore" or "nemo_rl"."""
@@ -93,7 +107,8 @@ class Checkouts:
                     "git submodule update --init --recursive there"
                 )
             part = found["nemo_rl"].components["vendored"]
-            found["bridge"] = Tree("bridge", vendored, part, {"bridge": part, "bridge-tests": part})
+            parts = dict.fromkeys(("bridge", "bridge-tests", "bridge-work"), part)
+            found["bridge"] = Tree("bridge", vendored, part, parts)
             core = vendored / CORE_IN_BRIDGE
             if (core / "megatron").is_dir():
                 found["mcore"] = Tree("mcore", core, part, {"mcore": part})

@@ -144,14 +144,14 @@ def _as_run(pipe: Pipeline, last: Mapping[str, Any], case: Case) -> list[str]:
     return list(spec.get("argv") or case_command.argv(pipe, case))
 
 
-def _command(pipe: Pipeline, case: Case, paths: Mapping[str, str], place: Place) -> Command:
+def _command(pipe: Pipeline, case: Case, paths: Mapping[str, str], place: Place, cwd: str) -> Command:
     """Return the command of one attempt."""
     found, env = case_command.words(pipe, case, place, paths)
     plan = case.rehearsal if place.rehearsal else None
     if found[0] == "python":
         found[0] = place.interpreter
     return attempts.Command(
-        tuple(found), paths[case.repo], pipe.settings.timeout_s or case.timeout_s, env, gpus=case.gpus,
+        tuple(found), cwd, pipe.settings.timeout_s or case.timeout_s, env, gpus=case.gpus,
         done_pattern=case.done_pattern, grace_s=case.grace_s, silence_s=SILENCE_S, network="network" in case.needs,
         standins=tuple(name for name in plan.standins if name not in cpu.ALWAYS) if plan else (), nodes=case.nodes,
     )  # fmt: skip
@@ -160,7 +160,12 @@ def _command(pipe: Pipeline, case: Case, paths: Mapping[str, str], place: Place)
 def _attempt(pipe: Pipeline, case: Case, place: Place, trees: Mapping[str, Tree]) -> dict[str, Any]:
     """Execute once and collect; return the plain facts that run.json keeps of it."""
     folder = pipe.folder(f"run:{case.id}", case.id)
-    attempt = pipe.perform(place, trees, folder, f"run:{case.id}", lambda paths: _command(pipe, case, paths, place))
+
+    def command(paths: Mapping[str, str]) -> Command:
+        cwd = snapshot.workplace(case.repo, trees[case.repo].path, folder, paths)
+        return _command(pipe, case, paths, place, cwd)
+
+    attempt = pipe.perform(place, trees, folder, f"run:{case.id}", command)
     missing = collect(case, folder, trees)
     damage = None if _bridge_is_intact(trees) else "the Bridge snapshot was changed while the case ran"
     if attempt.exit is not None:

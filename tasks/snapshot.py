@@ -160,6 +160,19 @@ def work_copy(tree: Path, target: Path) -> None:
         raise UserError(f"{tree}: {wrong[0]} is not what manifest.json says: remove the snapshot and call again")
 
 
+def workplace(kind: str, tree: Path, attempt: Path, paths: Mapping[str, str]) -> str:
+    """Return the folder, as the run sees it, in which a command of tree `kind` may write: never a frozen tree.
+
+    Core and NeMo-RL are copies of the attempt already; the Bridge is imported from its snapshot, and only a command
+    that works in it gets a copy to work in.
+    """
+    if kind != "bridge":
+        return paths[kind]
+    if not (attempt / "work/bridge").exists():
+        work_copy(tree, attempt / "work/bridge")
+    return f"{paths['attempt']}/work/bridge"
+
+
 def has_content(home: Path) -> bool:
     """Tell whether every file of the snapshot has the hash its manifest says: the strict form of `is_sound`."""
     for path, (mode, sha) in read_json(home / "manifest.json")["files"].items():

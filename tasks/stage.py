@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tasks import environment
+from tasks.digests import digest_of
 from tasks.files import sha256_file, sha256_json
 from tasks.reason import Reason, Verdict
 from tasks.settings import ROOT
@@ -68,11 +69,18 @@ def environment_inputs(case_env: Mapping[str, str]) -> dict[str, str]:
 
 
 def stated(pipe: Pipeline, case: Case, kinds: Iterable[str]) -> dict[str, str]:
-    """Return what a case's config and its run both depend on: trees of `kinds`, image, definition, environment."""
+    """Return what a case's config and its run both depend on: trees of `kinds`, image, definition, environment.
+
+    The tree that the case works in always counts, with whatever the command names of it.
+    """
     name = pipe.environment_of(case)
     place, trees = pipe.place_of(name), pipe.trees(baseline=name == "baseline")
+    work = "bridge-work" if case.repo == "bridge" else case.repo
+    named = pipe.named(case.repo, work, (*case.argv(), *pipe.settings.overrides))
     return {
         **{kind: trees[kind].components[kind] for kind in kinds},
+        case.repo: trees[case.repo].components[work],
+        **({"named files": digest_of(named)} if named else {}),
         "image": sha256_json(place.image),
         "definition": sha256_json(case.run_definition()),
         "overrides": sha256_json(list(pipe.settings.overrides)),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
-from tasks import attempts
+from tasks import attempts, snapshot
 from tasks.files import sha256_json
 from tasks.reason import Reason, Verdict
 from tasks.stage import Done, environment_inputs
@@ -101,7 +101,7 @@ def decide(counts: Counts | None, exit_facts: Mapping[str, Any] | None, min_test
 def inputs(pipe: Pipeline, suite: Suite) -> dict[str, str]:
     """Return the input digest's parts: the trees it reaches, its definition, image and environment."""
     reached = {}
-    for kind in suite.reaches:
+    for kind in {*suite.reaches, suite.repo}:
         components = pipe.tree(kind).components
         name = COMPONENT[kind] if kind == suite.repo else kind
         reached[kind] = components[name]
@@ -154,9 +154,8 @@ def execute(pipe: Pipeline, suite: Suite) -> Done:
         if others:  # the worker's own interpreter where the image has it, else the image's
             script = 'for p in "$1" "$2"; do command -v "$p" >/dev/null && break; done; shift 2; exec "$p" "$@"'
             argv = ("bash", "-c", script, "suite", first, others[-1], *argv[1:])
-        return attempts.Command(
-            argv, paths[suite.repo], suite.timeout_s, suite.env, suite.gpus, cuda=suite.repo == "bridge"
-        )
+        cwd = snapshot.workplace(suite.repo, trees[suite.repo].path, folder, paths)
+        return attempts.Command(argv, cwd, suite.timeout_s, suite.env, suite.gpus, cuda=suite.repo == "bridge")
 
     attempt = pipe.perform(place, trees, folder, f"unit:{suite.name}", command)
     counts = read_junit(folder / "logs" / "junit.xml")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks import digests
+from tasks.checkouts import Checkouts
 from tasks.digests import Entry, digest_of, matches, scan
 from tasks.errors import UserError
 from tests.conftest import run_git
@@ -117,11 +119,33 @@ def test_excluded_folders_do_not_count(make_repo, tmp_path):
         ("docs/guide.md", "nemo_rl", False),
         ("README.md", "nemo_rl", False),
         ("tests/unit/test_x.py", "nemo_rl", False),
+        ("tests/unit/environments/data/sanity.json", "nemo_rl", True),  # scripts under tests/functional read it
+        ("scripts/go.sh", "bridge-work", True),
         ("tests/unit/test_x.py", "nemo_rl-tests", True),
     ],
 )
 def test_documentation_reaches_no_run_and_everything_else_does(path, component, seen):
     assert matches(path, digests.COMPONENTS[component]) is seen
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("tests/unit/test_x.py", ["tests/unit/test_x.py"]),
+        ("./tests/unit/test_x.py::test_it", ["tests/unit/test_x.py"]),
+        ("tests/unit/", ["tests/unit/test_x.py"]),
+        ("--config=docs/x.yaml", ["docs/x.yaml"]),
+        ("++data.path=docs/x.yaml", ["docs/x.yaml"]),
+        ("examples/run.py", []),  # counts with its component
+        ("absent.md", []),
+        ("", []),
+    ],
+)
+def test_what_a_command_names_counts_though_its_component_leaves_it_out(make_repo, tmp_path, word, found):
+    names = ("tests/unit/test_x.py", "docs/x.yaml", "examples/run.py")
+    repo = make_repo("r", dict.fromkeys(names, ""))
+    taken = SimpleNamespace(manifests={"nemo_rl": scan("nemo_rl", repo, tmp_path / "c.json")})
+    assert list(Checkouts.named(taken, "nemo_rl", "nemo_rl", ["python", word])) == found
 
 
 @pytest.mark.parametrize(

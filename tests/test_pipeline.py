@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.conftest import run_git
-from tests.miniature import Miniature
+from tests.miniature import LEVELS, Miniature
 from tests.test_report import SCHEMA, violations
 
 pytestmark = pytest.mark.slow
@@ -120,6 +120,37 @@ def test_a_level_that_only_includes_others_is_answered_by_their_cases(passed):
     passed.levels.write_text(text + "  7:\n    title: suites alone\n    suites: [mapping]\n")
     assert passed.doit("level7").rc == 0
     passed.levels.write_text(text)
+
+
+IN_OTHER_PLACES = """\
+      inside: {repo: bridge, script: scripts/go.sh, backend: any, expect_log: [one], files: [out/*.txt]}
+      unit: {command: [python, tests/unit/go.py], backend: any, expect_log: [one]}
+"""
+
+
+def test_a_case_works_in_a_copy_of_its_tree_and_runs_again_when_what_it_names_there_changed(mini):
+    script, program = mini.bridge / "scripts/go.sh", mini.nemo_rl / "tests/unit/go.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("python -c 'import megatron.bridge'; echo one; mkdir -p out; echo x > out/a.txt\n")
+    program.parent.mkdir(parents=True)
+    program.write_text("import megatron.bridge\nprint('one')\n")
+    mini.levels.write_text(LEVELS + IN_OTHER_PLACES)
+    first = mini.doit("level0.inside", "level0.unit")
+    assert first.rc == 0, first.out
+    assert not list(mini.workspace.glob("snapshots/bridge-*/tree/out")), "a frozen tree was written to"
+    script.write_text("echo two\n")
+    program.write_text("import megatron.bridge\nprint('two')\n")
+    then = mini.doit("level0.inside", "level0.unit")
+    assert [case["verdict"] for case in then.report["cases"]] == ["Fail", "Fail"]
+    assert then.ran("run:level0.inside")
+    assert then.ran("run:level0.unit")
+
+
+def test_a_unit_suite_of_the_bridge_cannot_change_what_the_next_one_sees(mini):
+    test = mini.bridge / "tests/unit_tests/test_mapping.py"
+    test.write_text("import os\ndef test_it(): assert not os.path.exists('left'); open('left', 'w').close()\n")
+    assert mini.doit("unit:mapping").rc == 0
+    assert mini.doit("unit:mapping", "fresh=1").rc == 0
 
 
 def test_a_b_a_finds_the_earlier_pass(passed):
