@@ -15,6 +15,7 @@ from doit.exceptions import InvalidCommand, InvalidDodoFile, InvalidTask
 
 from tasks import invocation, settings
 from tasks.errors import UserError
+from tasks.faces import undisturbed
 from tasks.query import opt_json, say_error
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ class Run(DoitRun):  # type: ignore[misc]  # doit has no types
 
     def parse_execute(self, in_args: Sequence[str]) -> int:
         """Run and return 0 (Pass), 1 (Fail), 2 (Blocked or a mistake), 130 or 143 after a signal."""
+        with undisturbed():
+            return self._answer(in_args)
+
+    def _answer(self, in_args: Sequence[str]) -> int:
         names = [word for word in in_args if not (word[:1] in "~+" and settings.is_override(word))]
         try:
             names = [task for name in self.prepare(names) for task in (_rehearsals() if name == "rehearse" else [name])]

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
-from tasks.faces import Face, Json, Plain
+from tasks.faces import Face, Json, Plain, Undisturbed
 from tasks.reason import Verdict
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ class Reporter:
         from tasks import invocation
 
         self.now: Invocation = invocation.current()
-        self.face = face(outstream if outstream is not sys.stdout else sys.stdout, as_json=type(self).as_json)
+        heard: Any = Undisturbed(outstream)
+        self.face = face(heard, as_json=type(self).as_json)
         self.now.listeners.append(self._heard)
         self.begun = False
         self._looked: dict[str, tuple[float, str]] = {}

@@ -2,11 +2,60 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import sys
 import time
-from typing import Any, Protocol, TextIO
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 COLOURS = {"Pass": "32", "Fail": "31", "Blocked": "33", "Skipped": "36"}
+
+
+class Undisturbed:
+    """A stream whose reader may go (`| head -1`) or whose disk may fill: words are lost, not a run or its status."""
+
+    def __init__(self, out: TextIO | None) -> None:
+        # no stream at all: it was closed before Python started (`>&-`)
+        self._out = out if out is not None else io.StringIO()
+
+    def write(self, text: str) -> int:
+        """Write as far as anybody still reads."""
+        try:
+            return self._out.write(text)
+        except OSError:
+            self._give_up()
+            return len(text)
+
+    def flush(self) -> None:
+        """Flush as far as anybody still reads."""
+        try:
+            self._out.flush()
+        except OSError:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Send what is still buffered, and what follows, nowhere: also what the interpreter flushes at its end."""
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._out.fileno())
+            os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Print to `Undisturbed` streams within the block."""
+    out: Any = Undisturbed(sys.stdout)
+    err: Any = Undisturbed(sys.stderr)
+    with redirect_stdout(out), redirect_stderr(err):
+        yield
 
 
 class Face(Protocol):

@@ -9,6 +9,7 @@ from doit.cmd_base import Command
 
 from tasks import invocation
 from tasks.errors import UserError
+from tasks.faces import undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,15 +38,15 @@ class Query(Command):  # type: ignore[misc]  # doit has no types
 
     def execute(self, opt_values: Mapping[str, Any], pos_args: Sequence[str]) -> int:
         """Answer; a user's mistake is one line and exit status 2."""
-        try:
-            words = [word for word in pos_args if word != "--json"]  # doit reads options in front of words only
-            as_json = bool(opt_values["as_json"]) or len(words) < len(pos_args)
-            return self.answer(invocation.current(), words, as_json=as_json)
-        except UserError as error:
-            return say_error(error)
-        except BrokenPipeError:
-            sys.stderr.close()  # `doit levels | head` is no error
-            return 0
+        words = [word for word in pos_args if word != "--json"]  # doit reads options in front of words only
+        as_json = bool(opt_values["as_json"]) or len(words) < len(pos_args)
+        with undisturbed():
+            try:
+                return self.answer(invocation.current(), words, as_json=as_json)
+            except UserError as error:
+                return say_error(error)
+            except OSError as error:  # an unreadable checkout, a build folder that cannot be made
+                return say_error(UserError(f"{error.filename or 'a file'}: {error.strerror or error}"))
 
     def answer(self, now: Invocation, words: Sequence[str], *, as_json: bool) -> int:
         """Print the answer."""
