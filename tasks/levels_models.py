@@ -7,6 +7,7 @@ checked in `tasks.levels_schema` and `tasks.levels_rules`; the former turns pyda
 from __future__ import annotations
 
 import datetime as dt
+import posixpath
 import re
 from typing import Annotated, Any, Literal
 
@@ -55,7 +56,8 @@ def _inside(text: str) -> str:
     parts = text.split("/")
     if text.startswith(("/", "~")) or ".." in parts or "\\" in text or not text.strip():
         raise ValueError(f"{text!r} must be a path inside the tree, without a leading / or ..")
-    return text
+    path, node, test = text.partition("::")
+    return posixpath.normpath(path) + node + test  # `logs/` and `./logs` are `logs`, as everything is compared by name
 
 
 def _cleanable(text: str) -> str:

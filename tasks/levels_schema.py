@@ -52,6 +52,7 @@ def document(path: Path) -> dict[str, Any]:
         for name, level in named.items():
             identity = _level_id(part, name, levels, notes)
             levels[identity] = _level(level, (part, name), identity, model, suites=suites, notes=notes)
+    _unique(levels, notes)
     _includes(model, levels, notes)
     if not any(level["cases"] or level["suites"] for level in levels.values()) and not notes.problems:
         notes.problem((), "no level has a case or a suite: nothing could ever be run")
@@ -136,6 +137,17 @@ def _level(
         "cases": list(cases.values()),
         "line": notes.marked.line(place),
     }
+
+
+def _unique(levels: Mapping[str, Any], notes: Notes) -> None:
+    """Check that no group and no case is called as another: a dot joins both, and records go by the whole name."""
+    owners: dict[str, int] = {}
+    named = [(level["id"], level["line"]) for level in levels.values()]
+    named += [(case["id"], case["line"]) for level in levels.values() for case in level["cases"]]
+    for name, line in named:
+        if name in owners:
+            notes.problems.append((line, f"{name!r} is called as what line {owners[name]} describes; rename one"))
+        owners.setdefault(name, line)
 
 
 def _includes(model: models.FileModel, levels: Mapping[str, Any], notes: Notes) -> None:

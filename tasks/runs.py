@@ -247,10 +247,13 @@ def collect(case: Case, folder: Path, trees: Mapping[str, Tree]) -> list[str]:
                 shutil.copy2(source, target)
     sizes = {relative: (work / relative).stat().st_size for relative in new}
     return [
-        glob
-        for glob in case.files
-        if not any(size and fnmatch.fnmatchcase(relative, glob) for relative, size in sizes.items())
+        glob for glob in case.files if not any(size and _matches(relative, glob) for relative, size in sizes.items())
     ]
+
+
+def _matches(path: str, glob: str) -> bool:
+    """Tell whether a path matches; `*` crosses folders as in fnmatch, and `**/` may stand for none, as in a shell."""
+    return fnmatch.fnmatchcase(path, glob) or fnmatch.fnmatchcase(path, glob.replace("**/", ""))
 
 
 def _gpu_lease(pipe: Pipeline, case: Case, place: Place) -> AbstractContextManager[None]:

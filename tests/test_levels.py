@@ -341,6 +341,27 @@ variants:
     assert "includes others itself" in mistakes(tmp_path, text.replace("v\n", "v\n    includes: [level5]\n", 1))
 
 
+@pytest.mark.parametrize("name", ["level0.one", "a.b"])
+def test_two_things_of_one_name_are_refused_with_both_lines(tmp_path: Path, name: str) -> None:
+    more = f"""variants:
+  {name}: {{title: v, cases: {{c: {{script: tests/functional/v.sh, steps: 1}}}}}}
+  a: {{title: v, cases: {{b.c: {{script: tests/functional/v.sh, steps: 1}}}}}}
+"""
+    told = mistakes(tmp_path, CASE + more)
+    assert ("'level0.one'" if name == "level0.one" else "'a.b.c'") in told
+    assert told.count("is called as what line") == 1
+
+
+def test_a_path_means_the_same_however_it_is_written(tmp_path: Path) -> None:
+    case = only_case(tmp_path, case_with("logs: ./logs/\nfiles: [out//*.txt, './a']"))
+    assert (case.logs, case.files) == ("logs", ("out/*.txt", "a"))
+    suite = "paths: [./tests/unit_tests/x.py::test[a//b]]"
+    text = CASE.replace(
+        "paths: [tests/unit_tests/models/test_param_mapping.py]", suite.replace("[.", "['.").replace("]]", "]']")
+    )
+    assert loaded(tmp_path, text).suites["maps"].paths == ("tests/unit_tests/x.py::test[a//b]",)
+
+
 # -- names -----------------------------------------------------------------------------------------------------------
 
 

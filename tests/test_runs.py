@@ -63,6 +63,11 @@ def test_an_expected_file_must_be_new_and_not_empty(attempt):
     ]  # fmt: skip
 
 
+def test_two_stars_stand_for_any_folders_or_none(attempt):
+    globs = ("out/**/*.txt", "**/b", "out/**/c/*", "no/**/a.txt")
+    assert attempt({"out/a.txt": "x", "b": "x", "out/x/y/c/d": "x"}, globs) == ["missing no/**/a.txt"]
+
+
 def test_a_script_that_the_change_renamed_blocks_its_case_before_anything_starts(tmp_path: Path) -> None:
     now = now_of(Miniature(tmp_path))
     now.workspace.root.mkdir(parents=True)
