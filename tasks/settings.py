@@ -41,8 +41,9 @@ SETTINGS = (
 )  # fmt: skip
 # an undecided failure is compared with the vendored Bridge by itself if that costs no more (level 0: 20 GPU minutes)
 BASELINE_GPU_MINUTES = 40.0
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
-_UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
+SWITCHES = ("undo", "open", "verify", "apply")  # of the arguments: on or off, and nothing else
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_DURATION = re.compile(f"(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +102,13 @@ def is_override(name: str) -> bool:
 
 
 def parse_duration(text: str, name: str) -> float:
-    """Return seconds of "90", "60s", "45m", "2h"; raise UserError otherwise."""
-    match = _DURATION.fullmatch(text.strip())
-    if not match or float(match[1]) == 0:
-        raise UserError(f"{name}={text}: not a duration; write 60s, 45m or 2h")
-    return float(match[1]) * _UNIT_S[match[2]]
+    """Return seconds of "90", "60s", "45m", "2h", "1h30m"; raise UserError otherwise."""
+    given = text.strip()
+    match = _DURATION.fullmatch(f"{given}s" if re.fullmatch(_NUMBER, given) else given)
+    hours, minutes, seconds = (float(part or 0) for part in match.groups()) if match else (0.0, 0.0, 0.0)
+    if not (total := hours * 3600 + minutes * 60 + seconds):
+        raise UserError(f"{name}={text}: not a duration; write 60s, 45m, 2h or 1h30m")
+    return total
 
 
 def _flag(text: str, name: str) -> bool:
@@ -245,6 +248,10 @@ def load(
         detach=flag("detach"),
         max_gpu_hours=_hours(value("max_gpu_hours")),
         slurm=slurm,
-        arguments={k: v for k, v in given.items() if k in SETTINGS[SETTINGS.index("since") :]},
+        arguments={
+            k: str(int(_flag(v, k))) if k in SWITCHES else v
+            for k, v in given.items()
+            if k in SETTINGS[SETTINGS.index("since") :]
+        },
         origins=origins,
     )

@@ -90,3 +90,17 @@ def test_paths_may_hold_blanks(tmp_path):
     assert settings.load({"bridge": str(tmp_path / "my repo")}, environ={}, root=tmp_path).checkout("bridge") == Path(
         tmp_path / "my repo"
     )
+
+
+def test_a_duration_may_have_parts_as_in_levels_yaml():
+    assert settings.parse_duration("1h30m", "timeout") == 5400.0
+    for wrong in ("1h30", "30m1h", "h", "0m", ""):
+        with pytest.raises(UserError, match="not a duration"):
+            settings.parse_duration(wrong, "timeout")
+
+
+@pytest.mark.parametrize("name", settings.SWITCHES)
+def test_a_switch_is_on_or_off_and_a_guess_is_refused(name):
+    assert [settings.load({name: text}, environ={}).arguments[name] for text in ("1", "yes", "No", "0")] == list("1100")
+    with pytest.raises(UserError, match=f"write {name}=1 or {name}=0"):
+        settings.load({name: "maybe"}, environ={})
