@@ -18,6 +18,7 @@ from tasks.files import read_json, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from tasks.settings import Settings
     from tasks.workspace import Workspace
@@ -51,6 +52,7 @@ class Checkouts:
                 )
             exclude = (CORE_IN_BRIDGE,) if kind == "bridge" else ()
             found[kind] = digests.scan(kind, path, self.workspace.root / "cache" / f"{kind}.json", exclude)
+            _refuse_own_state(found[kind], self.settings.build)
         return found
 
     def named(self, kind: str, component: str, words: Iterable[str]) -> dict[str, digests.Entry]:
@@ -113,3 +115,16 @@ class Checkouts:
             if (core / "megatron").is_dir():
                 found["mcore"] = Tree("mcore", core, part, {"mcore": part})
         return found
+
+
+def _refuse_own_state(manifest: digests.Manifest, build: Path) -> None:
+    """Raise UserError if what we write is part of what is tested: then no result could ever be fresh."""
+    try:
+        inside = build.resolve().relative_to(manifest.root.resolve()).as_posix()
+    except ValueError:
+        return
+    if inside == "." or any(path.startswith(f"{inside}/") for path in manifest.files):
+        raise UserError(
+            f"{build} lies in the checkout {manifest.root}, where git does not ignore it, so it would become part of "
+            "what is tested: build=PATH (or E2E_BUILD_DIR) names a folder elsewhere"
+        )

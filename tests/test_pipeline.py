@@ -146,6 +146,15 @@ def test_a_case_works_in_a_copy_of_its_tree_and_runs_again_when_what_it_names_th
     assert then.ran("run:level0.unit")
 
 
+def test_a_build_folder_that_would_be_tested_itself_is_refused(mini):
+    for inside in (mini.nemo_rl / "state", mini.bridge):
+        refused = mini.doit("level0", f"build={inside}")
+        assert refused.rc == 2
+        assert "would become part of what is tested" in refused.out
+    (mini.nemo_rl / ".gitignore").write_text("__pycache__/\nignored/\n")
+    assert mini.doit("sync", f"build={mini.nemo_rl / 'ignored'}").rc == 0
+
+
 def test_a_unit_suite_of_the_bridge_cannot_change_what_the_next_one_sees(mini):
     test = mini.bridge / "tests/unit_tests/test_mapping.py"
     test.write_text("import os\ndef test_it(): assert not os.path.exists('left'); open('left', 'w').close()\n")
