@@ -96,9 +96,12 @@ class Pipeline(Checkouts):
         """Return whether a record makes `stage` fresh; if so its outcome and artefact are put in place."""
         if self.settings.fresh and stage.kind in {"run", "unit"}:
             return False
-        inputs = stage.inputs()
-        record = self.records.find(stage.kind, stage.name, inputs)
-        if record is None or not record.reusable:
+        return self.recall(stage, reusable=True)
+
+    def recall(self, stage: Stage, *, reusable: bool = False) -> bool:
+        """Return whether a sound record has exactly these inputs, whatever it came to; see `reuse`."""
+        record = self.records.find(stage.kind, stage.name, stage.inputs())
+        if record is None or (reusable and not record.reusable):
             return False
         damage = self.records.damaged(record)
         if damage is not None:

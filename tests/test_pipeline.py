@@ -110,6 +110,43 @@ def test_a_documentation_change_runs_nothing(passed):
     assert again.report["provenance"]["bridge"]["dirty"] == ["M docs/guide.md"]
 
 
+def forget_report(mini: Miniature) -> None:
+    for path in (mini.workspace / "report").iterdir():
+        path.unlink()
+
+
+def test_the_report_can_be_told_again_from_records_alone(mini):
+    text = LEVELS + "      bad: {command: [python, train.py, run.mode=badend], steps: 2, logs: logs, backend: any}\n"
+    mini.levels.write_text(text)
+    first = mini.doit("level0", "retries=0")
+    forget_report(mini)
+    again = mini.doit("report")
+    assert (again.rc, again.report["result"]) == (first.rc, first.report["result"]) == (1, "Fail")
+    for told, known in zip(again.report["cases"], first.report["cases"], strict=True):
+        assert told["cached"]
+        assert {k: told[k] for k in ("id", "verdict", "reasons", "checks", "attempts", "steps")} == {
+            k: known[k] for k in ("id", "verdict", "reasons", "checks", "attempts", "steps")
+        }
+    assert again.report["provenance"] == first.report["provenance"]
+    assert {p.name for p in (mini.workspace / "report").iterdir()} == {
+        "report.json", "junit.xml", "summary.md", "index.html"
+    }  # fmt: skip
+
+
+def test_a_record_of_another_tree_or_with_other_evidence_is_not_told_again(mini):
+    assert mini.doit("level0").rc == 0
+    mapping = mini.bridge / "src/megatron/bridge/mapping.py"
+    kept = mapping.read_text()
+    mapping.write_text("FACTOR = 1.0  # another tree\n")
+    forget_report(mini)
+    assert mini.doit("report").rc == 2
+    mapping.write_text(kept)
+    (mini.attempts()[-1] / "run.log").write_text("forged")
+    forged = mini.doit("report")
+    assert forged.rc == 2
+    assert "no record fits" in forged.out
+
+
 def test_a_level_that_only_includes_others_is_answered_by_their_cases(passed):
     text = passed.levels.read_text()
     passed.levels.write_text(text + "  5:\n    title: all\n    includes: [level0]\n")
