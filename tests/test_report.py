@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tasks import report as reports
+from tasks.errors import UserError
 from tasks.reason import Verdict
 from tasks.report import answer, html
 from tests import report_samples as samples
@@ -261,3 +262,17 @@ def test_importing_the_package_loads_no_renderer() -> None:
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == ""
+
+
+def test_somebody_elses_page_is_not_taken_for_an_earlier_report(tmp_path: Path) -> None:
+    page = tmp_path / "index.html"
+    page.write_text("mine")
+    with pytest.raises(UserError, match="not ours"):
+        reports.publish(None, tmp_path)
+    assert page.read_text() == "mine"
+    ours = reports.write(samples.report(samples.case()), tmp_path / "workspace")
+    for _ in range(2):  # a folder of an earlier run is emptied and filled
+        reports.publish(None, tmp_path / "out")
+        assert not [name for name in reports.NAMES if (tmp_path / "out" / name).exists()]
+        reports.publish(ours, tmp_path / "out")
+        assert {p.name for p in (tmp_path / "out").iterdir()} == set(reports.NAMES)
