@@ -76,13 +76,16 @@ def write(report: Mapping[str, Any], root: Path) -> Path:
 def publish(folder: Path | None, into: Path) -> None:
     """Copy the four files from the workspace to where a CI job picks them up; None takes old ones away from there.
 
-    A run begins with the latter, so that what a job finds is what it ran. report.json is written first and removed last:
-    a page or summary without it is somebody else's. Raises UserError for such a folder, OSError where it cannot be used.
+    A run begins with the latter, so that what a job finds is what it ran. report.json is written first and removed
+    last: a page or summary without it is somebody else's. Raises UserError for such a folder, OSError where it cannot
+    be used.
     """
     if folder is None:
         theirs = [name for name in ("index.html", "summary.md") if (into / name).exists()]
         if theirs and not (into / "report.json").exists():
-            raise UserError(f"{into / theirs[0]} would be overwritten and is not ours: reports=DIR names another folder")
+            raise UserError(
+                f"{into / theirs[0]} is not ours and would be overwritten: reports=DIR names another folder"
+            )
         for name in NAMES:
             (into / name).unlink(missing_ok=True)
         return
