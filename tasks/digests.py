@@ -183,6 +183,8 @@ def scan(kind: str, root: Path, cache: Path, exclude: Sequence[str] = ()) -> Man
         full = f"{base}/{path}"
         try:
             info = os.lstat(full)
+            if stat.S_ISLNK(info.st_mode) and _leaves(path, os.readlink(full)):
+                info = _behind(kind, path, full, info)
         except (FileNotFoundError, NotADirectoryError):
             continue  # deleted in the work tree: the deletion is part of the digest
         if stat.S_ISDIR(info.st_mode):
@@ -217,6 +219,26 @@ def scan(kind: str, root: Path, cache: Path, exclude: Sequence[str] = ()) -> Man
          "gitlinks": gitlinks, "files": stats},
     )  # fmt: skip
     return Manifest(kind, root, digest, files, components, head)
+
+
+def _leaves(path: str, target: str) -> bool:
+    """Tell whether a link at `path` leads out of its tree; an absolute one does: it would miss the snapshot."""
+    end = os.path.normpath(os.path.join(os.path.dirname(path), target))
+    return os.path.isabs(target) or end == ".." or end.startswith("../")
+
+
+def _behind(kind: str, path: str, full: str, info: os.stat_result) -> os.stat_result:
+    """Return what a link out of the tree counts as: the file behind it, else the link itself.
+
+    Raises UserError for a folder of code behind it, which would be run and not frozen.
+    """
+    try:
+        behind = os.stat(full)
+    except OSError:
+        return info  # it leads nowhere
+    if stat.S_ISDIR(behind.st_mode) and kind in ("bridge", "mcore") and matches(path, COMPONENTS[kind]):
+        raise UserError(f"{full}: a link to a folder elsewhere cannot be frozen: put the folder itself there")
+    return behind if stat.S_ISREG(behind.st_mode) else info
 
 
 def difference(old: Mapping[str, Sequence[str]], new: Mapping[str, Sequence[str]]) -> list[str]:

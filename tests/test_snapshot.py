@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
@@ -30,6 +31,33 @@ def test_untracked_files_modes_and_links_are_in_it(make_repo, tmp_path):
     assert (tree / "src/new.py").read_text() == "new\n"
     assert (tree / "run.sh").stat().st_mode & 0o111
     assert (tree / "link").is_symlink()
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_what_a_link_out_of_the_tree_leads_to_is_frozen_with_it(make_repo, tmp_path, absolute):
+    repo, outside = make_repo("r", FILES), tmp_path / "outside.py"
+    outside.write_text("one\n")
+    (repo / "src/a.py").unlink()
+    (repo / "src/a.py").symlink_to(outside if absolute else os.path.relpath(outside, repo / "src"))
+    manifest = scan("bridge", repo, tmp_path / "c")
+    tree = snapshot.take(manifest, tmp_path / "snapshots")
+    outside.write_text("two\n")
+    assert (tree / "src/a.py").read_text() == "one\n"
+    assert snapshot.has_content(tree.parent)
+    assert scan("bridge", repo, tmp_path / "c").digest != manifest.digest
+
+
+def test_a_folder_of_code_behind_a_link_is_refused_and_other_links_stay(make_repo, tmp_path):
+    repo, outside = make_repo("r", FILES), tmp_path / "elsewhere"
+    outside.mkdir()
+    (repo / "data").symlink_to(outside)
+    (repo / "src/gone.py").symlink_to(tmp_path / "nowhere")
+    (repo / "src/same.py").symlink_to("a.py")
+    modes = {path: entry.mode for path, entry in scan("bridge", repo, tmp_path / "c").files.items()}
+    assert [modes[path] for path in ("data", "src/gone.py", "src/same.py")] == ["120000"] * 3
+    (repo / "src/more").symlink_to(outside)
+    with pytest.raises(UserError, match="cannot be frozen"):
+        scan("bridge", repo, tmp_path / "c")
 
 
 def test_a_half_copied_snapshot_is_rebuilt(make_repo, tmp_path):
