@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.installed import PATHS, VARIABLES
 from tasks.settings import ROOT
 
 # A python that makes "environments" whose pip writes a line to $INSTALLS and whose doit prints its arguments.
@@ -21,7 +22,7 @@ case "$1 $2" in
   "-c import sysconfig"*) echo "$(dirname "$(dirname "$0")")/lib" ;;
   "-c import sys"*) exit 0 ;;
   "--version "*) echo "Python 3.12.0" ;;
-  *) shift; echo "doit: $*"; pwd ;;
+  *) shift; echo "doit: $*"; pwd; for name in ${SHOW-}; do echo "${!name}"; done ;;
 esac
 """
 
@@ -82,6 +83,24 @@ def test_the_first_call_installs_says_so_and_runs_in_the_project_with_all_argume
     assert str(project.root) in out
     assert project.call("again") == (0, f"doit: again\n{project.root}\n")
     assert project.installed() == 1
+
+
+def test_relative_paths_are_the_callers_and_every_other_word_stays(project, tmp_path):
+    project.call("first")
+    (tmp_path / "from here").mkdir()
+    words = [f"{name}=x y" for name in PATHS] + ["a.bridge=x", "bridge=/x", "build=~/x", "level0", "image=x", "levels="]
+    whole = [f"{name}={tmp_path}/from here/x y" for name in PATHS] + words[len(PATHS) :]
+    env = {**project.env, **dict.fromkeys(VARIABLES, "x"), "SHOW": " ".join(VARIABLES)}
+    done = subprocess.run(
+        [project.root / "doitw", *words],
+        cwd=tmp_path / "from here",
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[0] == f"doit: {' '.join(whole)}"
+    assert done.stdout.splitlines()[2:] == [f"{tmp_path}/from here/x"] * len(VARIABLES)
 
 
 def test_two_first_calls_at_once_install_once(project):
