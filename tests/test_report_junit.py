@@ -393,3 +393,10 @@ def test_a_reader_that_polls_sees_a_valid_file_at_every_moment(tmp_path: Path) -
     trees = [parsed(data) for data in states_seen]
     assert all(int(t.get("errors")) + int(t.get("failures")) for t in trees[:-1]), "nothing unfinished is green"
     assert int(trees[-1].get("errors")) + int(trees[-1].get("failures")) == 0
+
+
+def test_a_case_whose_name_has_dots_belongs_to_its_level() -> None:
+    tree = rendered(samples.case("qwen2.5_sft"), samples.case("1.x", "level1", rehearsal=True))
+    assert [suite.get("name") for suite in tree][-2:] == ["level0", "rehearse.level1"]
+    report = samples.report(samples.case("qwen2.5_sft"), requested=["level0"])
+    assert "1 case of level0 passed" in reports.overall(report)[1]

@@ -89,7 +89,7 @@ def _praise(passed: Sequence[Deliverable], every: Sequence[Deliverable]) -> str:
     rehearsals = [d for d in passed if d.rehearsal]
     words = []
     if cases:
-        levels = dict.fromkeys(d.id.rpartition(".")[0] for d in cases)
+        levels = dict.fromkeys(map(facts.group_of, cases))
         words.append(f"{count(len(cases), 'case')} of {', '.join(levels)} passed")
     if rehearsals:
         words.append(

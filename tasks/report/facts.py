@@ -45,6 +45,12 @@ class Deliverable:
     item: Mapping[str, Any]
 
 
+def group_of(found: Deliverable) -> str:
+    """Return the level of a case as its id has it, `rehearse.level0`: the case's own name may have dots."""
+    name = one_line(found.item.get("case") or "")
+    return found.id.removesuffix(f".{name}") if found.id.endswith(f".{name}") else found.id.rpartition(".")[0]
+
+
 def rows(value: object) -> list[dict[str, Any]]:
     """Return the dicts of a list, and nothing for anything else."""
     return [x for x in value if isinstance(x, dict)] if isinstance(value, (list, tuple)) else []

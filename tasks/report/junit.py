@@ -87,7 +87,7 @@ def plan(report: Mapping[str, Any], root: Path) -> list[Group]:
     groups: dict[str, Group] = {}
     shared = _provenance(report)
     for found in facts.deliverables(report):
-        name = {"probe": "probe", "suite": "unit", "proof": "proofs"}.get(found.kind) or found.id.rpartition(".")[0]
+        name = {"probe": "probe", "suite": "unit", "proof": "proofs"}.get(found.kind) or facts.group_of(found)
         group = groups.setdefault(name, Group(name, properties=dict(shared)))
         if found.cached:
             group.properties[f"cached.{found.id}"] = facts.cached_text(found.item)
