@@ -164,7 +164,7 @@ def _measure(pipe: Pipeline, family: str) -> Path:
     batch = [family, *(other for other in due if _is_stale(pipe, other))]
     place, trees = pipe.cpu_place, pipe.sound_trees()
     folder = attempts.new_folder(pipe.workspace.attempts, f"proof.{family}" if len(batch) == 1 else "proof")
-    kept = pipe.settings.build.resolve() / "cpu" / "references"
+    kept = pipe.settings.build / "cpu" / "references"
 
     def command(paths: Mapping[str, str]) -> attempts.Command:
         program = f"{paths['agent']}/{PROGRAM.removeprefix('containers/')}"

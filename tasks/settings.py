@@ -221,7 +221,7 @@ def load(
         return _flag(value(name) or "0", name)
 
     return Settings(
-        build=path("build") or root / "build",
+        build=Path(os.path.realpath(path("build") or root / "build")),  # Python and git say where a tree really is
         levels=path("levels") or root / "levels.yaml",
         python=path("python") or Path(sys.executable),
         runtime=runtime,

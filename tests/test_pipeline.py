@@ -26,8 +26,9 @@ def mini(tmp_path: Path) -> Miniature:
 
 @pytest.fixture(scope="module")
 def passed(tmp_path_factory: pytest.TempPathFactory) -> Miniature:
-    """A miniature whose level 0 has passed; tests that use it leave it passing."""
+    """A miniature whose level 0 has passed, its build folder on another disk; tests that use it leave it passing."""
     made = Miniature(tmp_path_factory.mktemp("passed"))
+    made.build.symlink_to(tmp_path_factory.mktemp("disk"))
     first = made.doit("level0")
     assert first.rc == 0, first.out
     return made
