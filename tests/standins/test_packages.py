@@ -146,8 +146,10 @@ def test_the_names_by_which_nemo_rl_knows_the_asynchronous_engine_lead_to_it() -
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.metrics.loggers import PrometheusStatLogger
+    from vllm.v1.metrics.reader import get_metrics_snapshot
 
     assert (AsyncEngineArgs, AsyncLLM) == (vllm.AsyncEngineArgs, vllm.AsyncLLM)
+    assert get_metrics_snapshot() == []
     for name in (CompilationConfig, PrometheusStatLogger):
         with pytest.raises(NotImplementedError):
             name()
