@@ -140,9 +140,9 @@ class Pipeline(Checkouts):
 
     def block(self, task: str, error: Exception) -> Outcome:
         """Keep that `task` could not be done for a reason that the user can mend, or that we must."""
-        kind = "precondition" if isinstance(error, UserError) else "internal"
-        kind = "in_flight" if isinstance(error, inflight.InFlightError) else kind
-        text = str(error) if isinstance(error, UserError) else f"internal error: {type(error).__name__}: {error}"
+        theirs = isinstance(error, UserError | OSError)  # a disk, a permission: its own words say what and where
+        kind = "in_flight" if isinstance(error, inflight.InFlightError) else "precondition" if theirs else "internal"
+        text = str(error) if theirs else f"internal error: {type(error).__name__}: {error}"
         outcome = Outcome(Verdict.BLOCKED, (Reason(kind, task, text),))
         self.outcomes[task] = outcome
         return outcome
