@@ -72,7 +72,8 @@ def test_two_nodes_train_together_in_the_ray_cluster_that_ray_sub_starts(tmp_pat
     (tmp_path / "node.sqsh").write_text("the stand-in has no image: the node's own programs run\n")
     plan = levels["levels"][1]["cases"]["sft_megatron"]["rehearsal"]
     plan |= {"gpus": 4, "nodes": 2}
-    plan["overrides"] += ["cluster.num_nodes=2", "cluster.gpus_per_node=2", "policy.train_micro_batch_size=2"]
+    plan["overrides"] += ["cluster.num_nodes=2", "cluster.gpus_per_node=2"]
+    plan["overrides"] += ["policy.train_micro_batch_size=2", "sft.val_micro_batch_size=1"]  # 4 ranks share a batch
     (tmp_path / "levels.yaml").write_text(yaml.safe_dump(levels))
     words = (f"levels={tmp_path / 'levels.yaml'}",)
     rc, out = rehearse(Path(os.environ["BRIDGE_REPO"]), build, tmp_path / "node.sqsh", *words)
