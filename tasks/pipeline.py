@@ -172,8 +172,10 @@ class Pipeline(Checkouts):
         image = images.resolve(chosen, runtime, progress=lambda text: self.tell("progress", "image", text=text))
         if chosen.runtime != "local":
             return Place(runtime, "python3", image.as_dict())
-        built = cpu.ready(chosen.build / "cpu")
-        same = built is not None and built.python.parent.resolve() == chosen.python.parent.resolve()
+        built, its = cpu.ready(chosen.build / "cpu"), chosen.python.parent.resolve()
+        same = built is not None and built.python.parent.resolve() == its
+        if not same and chosen.build / "cpu" in its.parents:
+            raise UserError(f"python={chosen.python} belongs to an older CPU environment: `./doitw cpu` renews it")
         return Place(runtime, os.fspath(chosen.python), image.as_dict(), built if same else None, rehearsal=False)
 
     @cached_property
