@@ -51,46 +51,6 @@ def duration(seconds: float) -> str:
 
 HEAD = "<!-- written by docs/generate.py: change the code it is read from, not this file -->\n"
 
-SETTINGS = {
-    "bridge": "Checkout of Megatron-Bridge under test.",
-    "nemo_rl": "Checkout of NeMo-RL.",
-    "mcore": "Checkout of Megatron-LM; by default the Bridge's 3rdparty/Megatron-LM.",
-    "image": "Image with NeMo-RL: a reference, a name of containers/images.yaml, or `build` for what `doit image build` made.",
-    "runtime": "Where runs happen.",
-    "build": "Folder of all state; by default `build` in this project.",
-    "levels": "A levels file instead of the shipped one.",
-    "reports": "Folder that gets a copy of the four report files at the end of a run; for CI.",
-    "python": "Interpreter of the local runtime; by default the one that runs doit.",
-    "retries": "How often a failure that says nothing of the change is tried again; 1 by default.",
-    "timeout": "Time limit of every case instead of its own: 60s, 45m, 2h.",
-    "fresh": "1: ignore earlier results of runs and unit suites.",
-    "require_executed": "1: a Pass from an earlier record is Blocked.",
-    "require_pinned": "1: an image without a digest is refused.",
-    "jobs": "How many stages run at a time; 1 by default.",
-    "baseline": "What an automatic comparison with the vendored Bridge may cost: off, or a duration times GPUs; 40m by default.",
-    "keep_work": "1: keep the work copies of an attempt.",
-    "wait": "How long to wait for the workspace and the GPUs; 2h by default.",
-    "notify": "Program that is called with the report folder, summary.md as its input; a list in site.yaml; off.",
-    "since": "Revision that `doit plan` and `doit changed` compare with; by default the merge base with main.",
-    "undo": "1: `doit vendor` takes its copy back.",
-    "fault": "Fault of `doit demo`; `list` names them.",
-    "family": "Model family of a command that takes one.",
-    "n": "How many, for a command that repeats.",
-    "open": "1: `doit report` serves the page on 127.0.0.1 until Ctrl-C.",
-    "compare": "Two attempts or two Bridge revisions, A,B: `doit report` writes compare.html.",
-    "proof": "auto, on, warn or off: whether a failing CPU proof of its family stops a GPU case; auto: where `doit cpu` built it.",
-    "detach": "1: with runtime=slurm submit and return; the same command picks the result up.",
-    "max_gpu_hours": "GPU-hours that one call may use, by the minutes in levels.yaml; more is Blocked.",
-    "verify": "1: `doit bundle FILE` verifies instead of making one.",
-    "key": "SSH key that signs a bundle.",
-    "tolerance": "Relative difference that `doit reproduce` allows: 0.05, or a list TAG:VALUE.",
-    "apply": "`doit image update apply=1` writes the proposed pin into containers/images.yaml.",
-    "target": "Stage of NeMo-RL's Dockerfile that `doit image build` builds; by default release, else its last.",
-    "args": "Build arguments of `doit image build`: NAME=VALUE,NAME=VALUE.",
-    "cache": "Image reference that `doit image build` reads and writes buildx's cache by.",
-    "annotations": "github or azure: `doit report` prints lines for beside the code.",
-}
-
 
 def settings_page() -> str:
     """Return the settings with the variable that may carry each."""
@@ -100,9 +60,9 @@ def settings_page() -> str:
         (
             f"`{name}=`",
             f"`{settings.ENVIRONMENT[name]}`" if name in settings.ENVIRONMENT else "",
-            SETTINGS.get(name, ""),
+            setting.text,
         )
-        for name in settings.SETTINGS
+        for name, setting in settings.SETTINGS.items()
     ]
     text = (
         "Words `name=value` anywhere on the command line; the same names in `site.yaml` beside `levels.yaml`. The command "

@@ -132,90 +132,121 @@ def perform(
     """
     attached = (folder / inflight.FILE).exists()
     if not attached:
-        for name in ("home", "origins", "work", "logs"):
-            (folder / name).mkdir(exist_ok=True)
-        for kind in WRITABLE:
-            if kind == "mcore" and place.local_copy:
-                local_copy.prepare(folder, trees[kind])
-            else:
-                snapshot.work_copy(trees[kind].path, folder / "work" / kind)
+        _make(place, trees, folder)
     paths = {kind: place.root(kind, folder, trees) for kind in ("bridge", *WRITABLE)}
     paths["attempt"] = place.runtime.target("attempt", folder)
     paths["agent"] = place.runtime.target("agent", AGENT)
-    what = command(paths)
-    local = place.runtime.name == "local"
-    # a container finds what rehearsals compiled at its own path; an image's interpreter is not seen from here
-    compiled = _byte_code(place, trees, folder, paths) if local or place.cpu else {}
+    run = _Run(place, trees, folder, paths, command(paths))
     if not attached:
-        bytecode.share(folder / "work" / "pycache", compiled)
-    pretended = None
-    if place.cpu:
-        pretended = cpu.environment(
-            place.cpu, folder, gpus=max(1, what.gpus // what.nodes), standins=what.standins, cuda=what.cuda,
-            seen="" if local else paths["attempt"], joins=what.nodes > 1,
-        )  # fmt: skip
+        bytecode.share(folder / "work" / "pycache", run.compiled)
     # Unix sockets of Ray end at 107 bytes: its folder must be short, and it must be ours alone
-    ray = Path(tempfile.mkdtemp(prefix="e2e-ray-")) if local and pretended is None else None
-    user = environment.passed(os.environ)
-    env = environment.compose(
-        user=user,
-        case={**({} if pretended is None else without_ours(pretended.env)), **what.env},
-        pythonpath=(
-            f"{paths['bridge']}/src", paths["mcore"], paths["nemo_rl"], f"{paths['agent']}/origins",
-            *(pretended.pythonpath if pretended else ()),
-        ),
-        attempt=paths["attempt"],
-        interpreter=place.interpreter,
-        local=local,
-        ray_folder=ray,
-    )  # fmt: skip
-    if place.local_copy and not compiled:
-        env["PYTHONPYCACHEPREFIX"] = f"{local_copy.root(place.local_copy, folder)}/pycache"
-    hidden = environment.secret_names(os.environ)
-    spec = {
-        "schema": 1, "id": folder.name, "argv": list(what.argv), "cwd": what.cwd, "env": env, "secrets": list(hidden),
-        "log": f"{paths['attempt']}/run.log", "exit": f"{paths['attempt']}/exit.json", "timeout_s": what.timeout_s,
-        "done_pattern": what.done_pattern, "grace_s": what.grace_s, "term_grace_s": TERM_GRACE_S,
-        "silence_s": what.silence_s, "owner": [os.getuid(), os.getgid()],
-        "give_back": [paths["attempt"], *([] if local else map(os.fspath, compiled.values()))],
-    }  # fmt: skip
+    ray = Path(tempfile.mkdtemp(prefix="e2e-ray-")) if run.local and run.pretended is None else None
+    env, hidden = run.environment(ray), environment.secret_names(os.environ)
     if not attached:
-        write_json(folder / "spec.json", spec)
-    job = Job(
-        id=folder.name,
-        argv=(f"{paths['agent']}/agent.py", f"{paths['attempt']}/spec.json"),
-        interpreter=place.interpreter,
-        mounts=(
-            *_mounts(place, trees, folder, paths),
-            *_host_folders(user),
-            *(Mount(p, os.fspath(p), read_only=True) for p in place.mounted),
-            *_ray(place, what),
-            # byte code at its own path, where the links in the attempt lead, so that only the first run compiles
-            *(Mount(p, os.fspath(p), read_only=False) for p in sorted({*compiled.values()}) if not local),
-        ),
-        env=env,
-        secrets=hidden,
-        gpus=0 if place.cpu and what.nodes == 1 else what.gpus,  # ray.sub counts what a node offers
-        timeout_s=what.timeout_s + what.grace_s + 3 * TERM_GRACE_S,
-        shm_bytes=SHM_BYTES,
-        labels=labels,
-        network=what.network,
-        folder=folder,
-        nodes=what.nodes,
-        local_copy=local_copy.arguments(paths["attempt"], paths["mcore"]) if place.local_copy else (),
-    )
+        write_json(folder / "spec.json", run.spec(env, hidden))
     try:
-        ended = place.runtime.run(job, stop=stop, poll=poll)
+        ended = place.runtime.run(run.job(env, hidden, labels), stop=stop, poll=poll)
     finally:
         if ray is not None:
             shutil.rmtree(ray, ignore_errors=True)
-        if pretended is not None:
+        if run.pretended is not None:
             cpu.release(folder)
     if ended.reason == "detached":
         if not inflight.is_open(folder):  # it was not accepted: an attempt that never was
             shutil.rmtree(folder)
         raise inflight.InFlightError(ended.detail)
     return Attempt(folder.name, folder, read_json(folder / "exit.json"), ended.reason, ended.detail)
+
+
+def _make(place: Place, trees: Mapping[str, Tree], folder: Path) -> None:
+    """Make what a fresh attempt runs in: its own folders, and work copies of the trees that a run may write to."""
+    for name in ("home", "origins", "work", "logs"):
+        (folder / name).mkdir(exist_ok=True)
+    for kind in WRITABLE:
+        if kind == "mcore" and place.local_copy:
+            local_copy.prepare(folder, trees[kind])
+        else:
+            snapshot.work_copy(trees[kind].path, folder / "work" / kind)
+
+
+class _Run:
+    """One execution on its way to a runtime: what its spec (for the agent) and its job (for the engine) share.
+
+    `paths` are those that the run sees. `compiled`: folder of sources as the run sees it -> where its byte code is
+    kept. `pretended`: what the CPU environment adds, None on real GPUs.
+    """
+
+    def __init__(
+        self, place: Place, trees: Mapping[str, Tree], folder: Path, paths: Mapping[str, str], what: Command
+    ) -> None:
+        self.place, self.trees, self.folder, self.paths, self.what = place, trees, folder, paths, what
+        self.local = place.runtime.name == "local"
+        # a container finds what rehearsals compiled at its own path; an image's interpreter is not seen from here
+        self.compiled = _byte_code(place, trees, folder, paths) if self.local or place.cpu else {}
+        self.pretended = None
+        if place.cpu:
+            self.pretended = cpu.environment(
+                place.cpu, folder, gpus=max(1, what.gpus // what.nodes), standins=what.standins, cuda=what.cuda,
+                seen="" if self.local else paths["attempt"], joins=what.nodes > 1,
+            )  # fmt: skip
+
+    def environment(self, ray: Path | None) -> dict[str, str]:
+        """Return the complete environment of the command; `ray` is its folder for Ray, if it has one of its own."""
+        paths, pretended = self.paths, self.pretended
+        env = environment.compose(
+            user=environment.passed(os.environ),
+            case={**({} if pretended is None else without_ours(pretended.env)), **self.what.env},
+            pythonpath=(
+                f"{paths['bridge']}/src", paths["mcore"], paths["nemo_rl"], f"{paths['agent']}/origins",
+                *(pretended.pythonpath if pretended else ()),
+            ),
+            attempt=paths["attempt"],
+            interpreter=self.place.interpreter,
+            local=self.local,
+            ray_folder=ray,
+        )  # fmt: skip
+        if self.place.local_copy and not self.compiled:
+            env["PYTHONPYCACHEPREFIX"] = f"{local_copy.root(self.place.local_copy, self.folder)}/pycache"
+        return env
+
+    def spec(self, env: Mapping[str, str], hidden: Sequence[str]) -> dict[str, Any]:
+        """Return spec.json; secrets are in it by name (`hidden`) alone."""
+        what, attempt = self.what, self.paths["attempt"]
+        kept = [] if self.local else [os.fspath(path) for path in self.compiled.values()]
+        return {
+            "schema": 1, "id": self.folder.name, "argv": list(what.argv), "cwd": what.cwd, "env": env,
+            "secrets": list(hidden), "log": f"{attempt}/run.log", "exit": f"{attempt}/exit.json",
+            "timeout_s": what.timeout_s, "done_pattern": what.done_pattern, "grace_s": what.grace_s,
+            "term_grace_s": TERM_GRACE_S, "silence_s": what.silence_s, "owner": [os.getuid(), os.getgid()],
+            "give_back": [attempt, *kept],
+        }  # fmt: skip
+
+    def job(self, env: Mapping[str, str], hidden: tuple[str, ...], labels: Mapping[str, str]) -> Job:
+        """Return what the engine is asked for: the agent on spec.json, the mounts, the GPUs."""
+        place, what, paths = self.place, self.what, self.paths
+        return Job(
+            id=self.folder.name,
+            argv=(f"{paths['agent']}/agent.py", f"{paths['attempt']}/spec.json"),
+            interpreter=place.interpreter,
+            mounts=(
+                *_mounts(place, self.trees, self.folder, paths),
+                *_host_folders(environment.passed(os.environ)),
+                *(Mount(p, os.fspath(p), read_only=True) for p in place.mounted),
+                *_ray(place, what),
+                # byte code at its own path, where the links in the attempt lead, so that only the first run compiles
+                *(Mount(p, os.fspath(p), read_only=False) for p in sorted({*self.compiled.values()}) if not self.local),
+            ),
+            env=env,
+            secrets=hidden,
+            gpus=0 if place.cpu and what.nodes == 1 else what.gpus,  # ray.sub counts what a node offers
+            timeout_s=what.timeout_s + what.grace_s + 3 * TERM_GRACE_S,
+            shm_bytes=SHM_BYTES,
+            labels=labels,
+            network=what.network,
+            folder=self.folder,
+            nodes=what.nodes,
+            local_copy=local_copy.arguments(paths["attempt"], paths["mcore"]) if place.local_copy else (),
+        )
 
 
 def without_ours(pretended: Mapping[str, str]) -> dict[str, str]:

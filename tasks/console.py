@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from doit.task import Task
 
     from tasks.invocation import Invocation
+    from tasks.stage import Outcome
 
 TAIL_BYTES = 8192
 STEP = re.compile(rb"=+ Step (\d+)/(\d+) =+")
@@ -78,6 +79,15 @@ def failure(now: Invocation, task: str) -> list[str]:
     shown = name if kind == "check" else task
     again = [] if now.workspace.demo else [f"  next: ./doitw why {shown}"]
     return [f"  {log}", *(row[:200] for row in rows), *again]
+
+
+def told(task: str, outcome: Outcome) -> tuple[str, str]:
+    """Return (verdict, text) of a finished task: its first reason; a run that ended well is recorded, not judged."""
+    verdict = "" if outcome.verdict is Verdict.PASS and task.startswith("run:") else str(outcome.verdict)
+    if not outcome.reasons:
+        return verdict, "" if verdict else "recorded, reused" if outcome.cached else "recorded"
+    first, *others = outcome.reasons
+    return verdict, first.text.partition("\n")[0] + (f" (and {len(others)} more)" if others else "")
 
 
 class Reporter:
@@ -151,13 +161,8 @@ class Reporter:
     def _finished(self, task: Task) -> None:
         outcome = self.now.outcomes.get(task.name)
         if outcome is not None:
-            text = outcome.reasons[0].text if outcome.reasons else ""
-            more = len(outcome.reasons) - 1
-            text = text.splitlines()[0] if text else ""
-            text += f" (and {more} more)" if more > 0 else ""
-            verdict = "" if outcome.verdict is Verdict.PASS and task.name.startswith("run:") else str(outcome.verdict)
-            recorded = "recorded, reused" if outcome.cached else "recorded"
-            self.face.show("done", task.name, text or recorded * (not verdict), verdict=verdict, cached=outcome.cached)
+            verdict, text = told(task.name, outcome)
+            self.face.show("done", task.name, text, verdict=verdict, cached=outcome.cached)
             if outcome.verdict in (Verdict.FAIL, Verdict.BLOCKED):
                 for row in failure(self.now, task.name):
                     self.face.show("row", task.name, row)

@@ -60,8 +60,9 @@ def compose(
 
     The private parts, each against a fault seen in real runs: HOME (functional scripts append to the global git
     configuration), the conversions (an old one hides a broken import: "Skipping import."), Ray's folder and
-    no RAY_ADDRESS (a run joins a foreign cluster and dies with it), UV_NO_SYNC (`uv run` re-syncs and removes what
-    PYTHONPATH put in place), byte code outside the trees.
+    no RAY_ADDRESS (a run joins a foreign cluster and dies with it), no automatic ray.init (a driver that died calls
+    actors from destructors, which starts Ray anew and hangs: 15 minutes of a rehearsal), UV_NO_SYNC (`uv run` re-syncs
+    and removes what PYTHONPATH put in place), byte code outside the trees.
     """
     folder = interpreter.rpartition("/")[0]
     path = (
@@ -76,6 +77,7 @@ def compose(
         "PYTHONUNBUFFERED": "1",
         "PYTHONNOUSERSITE": "1",
         "UV_NO_SYNC": "1",
+        "RAY_ENABLE_AUTO_CONNECT": "0",
         "WANDB_MODE": "disabled",
         "HYDRA_FULL_ERROR": "1",
         "GIT_CONFIG_COUNT": "1",

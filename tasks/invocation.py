@@ -96,7 +96,7 @@ class Invocation(Pipeline):
             if stage.kind == "check":
                 self._compare(stage, outcome)
         except (UserError, OSError) as error:
-            outcome = self.block(stage.task, error if isinstance(error, UserError) else UserError(str(error)))
+            outcome = self.block(stage.task, error)
         return self._to_doit(outcome)
 
     def _compare(self, stage: Stage, outcome: Outcome) -> None:
@@ -146,15 +146,14 @@ class Invocation(Pipeline):
         try:
             return self._to_doit(repeat.perform(self, case))
         except (UserError, OSError) as error:
-            task, told = f"repeat:{case.id}", error if isinstance(error, UserError) else UserError(str(error))
-            return self._to_doit(self.block(task, told))
+            return self._to_doit(self.block(f"repeat:{case.id}", error))
 
     def do_sync(self) -> bool | TaskFailed:
         """Do the sync stage: doit's action."""
         try:
             self.sync()
         except (UserError, OSError) as error:
-            return self._to_doit(self.block("sync", error if isinstance(error, UserError) else UserError(str(error))))
+            return self._to_doit(self.block("sync", error))
         return True
 
     def gates(self, case: Case) -> list[str]:
@@ -189,7 +188,7 @@ class Invocation(Pipeline):
             made = self.rehearsal_place if contained else self.cpu_place
             self.outcomes["cpu"] = Outcome(Verdict.PASS if made else Verdict.BLOCKED)
         except (UserError, OSError) as error:
-            return self._to_doit(self.block("cpu", error if isinstance(error, UserError) else UserError(str(error))))
+            return self._to_doit(self.block("cpu", error))
         return True
 
     def prune_cpu(self, dryrun: bool) -> None:

@@ -57,7 +57,7 @@ def measure(now: Invocation, family: str) -> dict[str, Any]:
     place, trees = now.cpu_place, now.sound_trees()
     folder = attempts.new_folder(now.workspace.attempts, f"mutants.{family}")
     write_json(folder / "limits.json", proof.LIMITS)
-    kept = now.settings.build.resolve() / "cpu" / "references"
+    kept = now.settings.build / "cpu" / "references"
     shown: list[str] = []
 
     def heard(kind: str, _subject: str, facts: Mapping[str, Any]) -> None:

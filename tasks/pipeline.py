@@ -143,9 +143,9 @@ class Pipeline(Checkouts):
 
     def block(self, task: str, error: Exception) -> Outcome:
         """Keep that `task` could not be done for a reason that the user can mend, or that we must."""
-        kind = "precondition" if isinstance(error, UserError) else "internal"
-        kind = "in_flight" if isinstance(error, inflight.InFlightError) else kind
-        text = str(error) if isinstance(error, UserError) else f"internal error: {type(error).__name__}: {error}"
+        theirs = isinstance(error, UserError | OSError)  # a disk, a permission: its own words say what and where
+        kind = "in_flight" if isinstance(error, inflight.InFlightError) else "precondition" if theirs else "internal"
+        text = str(error) if theirs else f"internal error: {type(error).__name__}: {error}"
         outcome = Outcome(Verdict.BLOCKED, (Reason(kind, task, text),))
         self.outcomes[task] = outcome
         return outcome
@@ -175,8 +175,10 @@ class Pipeline(Checkouts):
         image = images.resolve(chosen, runtime, progress=lambda text: self.tell("progress", "image", text=text))
         if chosen.runtime != "local":
             return Place(runtime, "python3", image.as_dict())
-        built = cpu.ready(chosen.build / "cpu")
-        same = built is not None and built.python.parent.resolve() == chosen.python.parent.resolve()
+        built, its = cpu.ready(chosen.build / "cpu"), chosen.python.parent.resolve()
+        same = built is not None and built.python.parent.resolve() == its
+        if not same and chosen.build / "cpu" in its.parents:
+            raise UserError(f"python={chosen.python} belongs to an older CPU environment: `./doitw cpu` renews it")
         return Place(runtime, os.fspath(chosen.python), image.as_dict(), built if same else None, rehearsal=False)
 
     @cached_property

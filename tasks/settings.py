@@ -8,7 +8,7 @@ import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.errors import UserError
 
@@ -21,24 +21,70 @@ ROOT = Path(__file__).resolve().parent.parent
 PROOFS = ("auto", "on", "warn", "off")
 RUNTIMES = ("local", "docker", "podman", "slurm")
 
-# setting -> environment variable that may carry it (contract: the command line wins)
-ENVIRONMENT = {
-    "bridge": "BRIDGE_REPO",
-    "nemo_rl": "NEMO_RL_REPO",
-    "mcore": "MCORE_REPO",
-    "image": "NEMO_RL_IMAGE",
-    "runtime": "E2E_RUNTIME",
-    "build": "E2E_BUILD_DIR",
-    "levels": "E2E_LEVELS",
-    "reports": "E2E_REPORTS",
+
+class Setting(NamedTuple):
+    """A name that may stand on the command line: what it is for, and the environment variable that may carry it.
+
+    `argument`: of a single command, which reads it from `Settings.arguments`.
+    """
+
+    text: str
+    environment: str = ""
+    argument: bool = False
+
+
+SETTINGS = {
+    "bridge": Setting("Checkout of Megatron-Bridge under test.", "BRIDGE_REPO"),
+    "nemo_rl": Setting("Checkout of NeMo-RL.", "NEMO_RL_REPO"),
+    "mcore": Setting("Checkout of Megatron-LM; by default the Bridge's 3rdparty/Megatron-LM.", "MCORE_REPO"),
+    "image": Setting(
+        "Image with NeMo-RL: a reference, a name of containers/images.yaml, or `build` for one built here.",
+        "NEMO_RL_IMAGE",
+    ),
+    "runtime": Setting("Where runs happen.", "E2E_RUNTIME"),
+    "build": Setting("Folder of all state; by default `build` in this project.", "E2E_BUILD_DIR"),
+    "levels": Setting("A levels file instead of the shipped one.", "E2E_LEVELS"),
+    "reports": Setting("Folder that gets a copy of the four report files at the end of a run; for CI.", "E2E_REPORTS"),
+    "python": Setting("Interpreter of the local runtime; by default the one that runs doit."),
+    "retries": Setting("How often a failure that says nothing of the change is tried again; 1 by default."),
+    "timeout": Setting("Time limit of every case instead of its own: 60s, 45m, 2h."),
+    "fresh": Setting("1: ignore earlier results of runs and unit suites."),
+    "require_executed": Setting("1: a Pass from an earlier record is Blocked."),
+    "require_pinned": Setting("1: an image without a digest is refused."),
+    "jobs": Setting("How many stages run at a time; 1 by default."),
+    "baseline": Setting(
+        "What an automatic comparison with the vendored Bridge may cost: off, or GPUs times time; 40m."
+    ),
+    "keep_work": Setting("1: keep the work copies of an attempt."),
+    "wait": Setting("How long to wait for the workspace and the GPUs; 2h by default."),
+    "notify": Setting("Program called with the report folder, summary.md as its input; a list in site.yaml; off."),
+    "proof": Setting(
+        "auto, on, warn, off: a failing CPU proof of its family stops a GPU case; auto: if `doit cpu` ran."
+    ),
+    "max_gpu_hours": Setting("GPU-hours that one call may use, by the minutes in levels.yaml; more is Blocked."),
+    "detach": Setting("1: with runtime=slurm submit and return; the same command picks the result up."),
+    "since": Setting(
+        "Revision that `doit plan` and `doit changed` compare with; by default the merge base with main.", argument=True
+    ),
+    "undo": Setting("1: `doit vendor` takes its copy back.", argument=True),
+    "fault": Setting("Fault of `doit demo`; `list` names them.", argument=True),
+    "family": Setting("Model family of a command that takes one.", argument=True),
+    "n": Setting("How many, for a command that repeats.", argument=True),
+    "open": Setting("1: `doit report` serves the page on 127.0.0.1 until Ctrl-C.", argument=True),
+    "verify": Setting("1: `doit bundle FILE` verifies instead of making one.", argument=True),
+    "key": Setting("SSH key that signs a bundle.", argument=True),
+    "tolerance": Setting("Relative difference that `doit reproduce` allows: 0.05, or a list TAG:VALUE.", argument=True),
+    "annotations": Setting("github or azure: `doit report` prints lines for beside the code.", argument=True),
+    "compare": Setting("Two attempts or two Bridge revisions, A,B: `doit report` writes compare.html.", argument=True),
+    "apply": Setting("`doit image update apply=1` writes the proposed pin into containers/images.yaml.", argument=True),
+    "target": Setting(
+        "Stage of NeMo-RL's Dockerfile that `doit image build` builds: release, else its last.", argument=True
+    ),
+    "args": Setting("Build arguments of `doit image build`: NAME=VALUE,NAME=VALUE.", argument=True),
+    "cache": Setting("Image reference that `doit image build` reads and writes buildx's cache by.", argument=True),
 }
-# settings of the pipeline and, after them, the arguments of single commands
-SETTINGS = (
-    *ENVIRONMENT, "python", "retries", "timeout", "fresh", "require_executed", "require_pinned", "jobs", "baseline",
-    "keep_work", "wait", "notify", "proof",
-    "since", "undo", "fault", "family", "n", "open", "max_gpu_hours", "detach", "verify", "key", "tolerance",
-    "annotations", "compare", "apply", "target", "args", "cache",
-)  # fmt: skip
+# contract: the command line wins over these
+ENVIRONMENT = {name: setting.environment for name, setting in SETTINGS.items() if setting.environment}
 # an undecided failure is compared with the vendored Bridge by itself if that costs no more (level 0: 20 GPU minutes)
 BASELINE_GPU_MINUTES = 40.0
 SWITCHES = ("undo", "open", "verify", "apply")  # of the arguments: on or off, and nothing else
@@ -224,7 +270,7 @@ def load(
         return _flag(value(name) or "0", name)
 
     return Settings(
-        build=path("build") or root / "build",
+        build=Path(os.path.realpath(path("build") or root / "build")),  # Python and git say where a tree really is
         levels=path("levels") or root / "levels.yaml",
         python=path("python") or Path(sys.executable),
         runtime=runtime,
@@ -249,9 +295,9 @@ def load(
         max_gpu_hours=_hours(value("max_gpu_hours")),
         slurm=slurm,
         arguments={
-            k: str(int(_flag(v, k))) if k in SWITCHES else v
-            for k, v in given.items()
-            if k in SETTINGS[SETTINGS.index("since") :]
+            name: str(int(_flag(text, name))) if name in SWITCHES else text
+            for name, text in given.items()
+            if SETTINGS[name].argument
         },
         origins=origins,
     )

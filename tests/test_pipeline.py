@@ -26,8 +26,9 @@ def mini(tmp_path: Path) -> Miniature:
 
 @pytest.fixture(scope="module")
 def passed(tmp_path_factory: pytest.TempPathFactory) -> Miniature:
-    """A miniature whose level 0 has passed; tests that use it leave it passing."""
+    """A miniature whose level 0 has passed, its build folder on another disk; tests that use it leave it passing."""
     made = Miniature(tmp_path_factory.mktemp("passed"))
+    made.build.symlink_to(tmp_path_factory.mktemp("disk"))
     first = made.doit("level0")
     assert first.rc == 0, first.out
     return made
@@ -469,6 +470,21 @@ def test_rehearsals_leave_the_host_only_for_a_runtime_on_the_command_line(
     pipe.__dict__.update(cpu_place=here, place=there, workspace=SimpleNamespace(name="w"))
     assert pipe.place_of("cpu") is (there if contained else here)
     assert pipe.cpu_place is here, "proofs run on this machine"
+
+
+def test_an_interpreter_of_a_cpu_environment_that_is_not_todays_is_refused_with_a_way_out(tmp_path, monkeypatch):
+    """Without its stand-ins the probe would blame the Bridge for what the interpreter lacks."""
+    from tasks import pipeline
+    from tasks.errors import UserError
+    from tasks.settings import Settings
+
+    python = tmp_path / "cpu/venv-1/bin/python"
+    python.parent.mkdir(parents=True)
+    monkeypatch.setattr(pipeline.images, "resolve", lambda *_, **__: SimpleNamespace(as_dict=dict))
+    pipe = pipeline.Pipeline(Settings(build=tmp_path, levels=tmp_path, python=python, runtime="local"))
+    pipe.__dict__.update(workspace=SimpleNamespace(name="w"))
+    with pytest.raises(UserError, match=r"`\./doitw cpu` renews it"):
+        _ = pipe.place
 
 
 @pytest.mark.parametrize(

@@ -366,10 +366,10 @@ def test_rehearse_alone_is_what_the_difference_calls_for(monkeypatch: pytest.Mon
     from tasks import command, invocation, queries
 
     monkeypatch.setattr(invocation, "current", lambda: SimpleNamespace(levels=LEVELS))
-    rows = [SimpleNamespace(cases=("level0.grpo_megatron", "level2.noncolocated"))]
+    rows = [SimpleNamespace(cases=("level0.grpo_megatron", "level2.nccl_reshard"))]
     monkeypatch.setattr(queries, "plan_now", lambda now: SimpleNamespace(rows=rows))
     assert command._rehearsals() == ["rehearse:level0.grpo_megatron"]
-    rows[0].cases = ("level2.noncolocated",)
+    rows[0].cases = ("level2.nccl_reshard",)
     with pytest.raises(SystemExit) as end:
         command._rehearsals()
     assert end.value.code == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,25 @@ def configs(answers: dict[str, list[dict[str, Any]]], case: levels.Case) -> list
 @pytest.mark.parametrize("case", SCRIPTS, ids=by_id)
 def test_script_exists(case: levels.Case) -> None:
     assert (RL / case.script).is_file()
+
+
+def removed_at_exit(case: levels.Case) -> list[str]:
+    """Return what the script's own EXIT trap deletes, relative to the tree where it lies in there."""
+    text = (RL / case.script).read_text().replace("$(basename $0 .sh)", Path(case.script).stem)
+    values = dict(re.findall(r"^(?:export )?([A-Z_]+)=(.+)$", text, re.MULTILINE))
+    values |= {"SCRIPT_DIR": str(Path(case.script).parent), "PROJECT_ROOT": "."}
+    found = re.findall(r"^trap \"rm -rf ([^\"]+)\" EXIT", text, re.MULTILINE)
+    for _ in values:
+        found = [re.sub(r"\$\{?([A-Z_]+)\}?", lambda name: values[name[1]], path) for path in found]
+    assert not [path for path in found if "$" in path], found
+    return found
+
+
+@pytest.mark.parametrize("case", SCRIPTS, ids=by_id)
+def test_nothing_is_expected_that_the_script_itself_removes_at_its_end(case: levels.Case) -> None:
+    looked_for = [*case.files, *([case.logs] if case.logs else []), *case.also_logs.values()]
+    for gone in removed_at_exit(case):
+        assert [path for path in looked_for if path == gone or path.startswith(f"{gone}/")] == []
 
 
 @pytest.mark.parametrize("suite", [s for s in LEVELS.suites.values() if s.repo == "nemo_rl"], ids=lambda s: s.name)

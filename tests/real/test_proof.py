@@ -101,6 +101,18 @@ def test_k_and_v_swapped_in_the_merge_is_a_fail(real):
 
 
 @full
+def test_an_adapter_cut_without_regard_to_tensor_parallelism_is_seen_there_alone(real):
+    """Merged and exported wrongly alike, and right in one process: only the logits of two ranks tell."""
+    ranks = "tp_size = 1 if is_expert else parallel_state.get_tensor_model_parallel_world_size()"
+    real.edit("src/megatron/bridge/models/conversion/peft_bridge.py", {ranks: "tp_size = 1"})
+    try:
+        assert real.doit("proof:qwen3") == 1, real.out
+    finally:
+        real.revert()
+    assert {name for name, verdict in proved(real)[1].items() if verdict != "Pass"} == {"lora TP=2 logits"}
+
+
+@full
 def test_an_exception_of_the_bridge_names_the_line_of_the_checkout(real):
     real.edit(PROVIDER, {"provider.qk_layernorm = True": "provider.qk_layernorm = no_such_name"})
     try:

@@ -146,8 +146,10 @@ def test_the_names_by_which_nemo_rl_knows_the_asynchronous_engine_lead_to_it() -
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.metrics.loggers import PrometheusStatLogger
+    from vllm.v1.metrics.reader import get_metrics_snapshot
 
     assert (AsyncEngineArgs, AsyncLLM) == (vllm.AsyncEngineArgs, vllm.AsyncLLM)
+    assert get_metrics_snapshot() == []
     for name in (CompilationConfig, PrometheusStatLogger):
         with pytest.raises(NotImplementedError):
             name()
@@ -206,6 +208,10 @@ def test_an_ipc_handle_carries_the_bytes() -> None:
 def test_the_device_cuda_is_the_cpu_and_what_is_not_answered_still_raises() -> None:
     assert torch.zeros(2, device="cuda:1").device.type == "cpu"
     assert torch.ones(2).cuda().to("cuda").device.type == "cpu"
+    before = torch.cuda.current_device()
+    with torch.cuda.device("cuda:1"):
+        assert torch.cuda.current_device() == 1
+    assert torch.cuda.current_device() == before
     assert not torch.cuda.is_available()
     with pytest.raises((RuntimeError, AssertionError)):
         torch.cuda.CUDAGraph().replay()

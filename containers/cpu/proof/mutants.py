@@ -25,7 +25,7 @@ from typing import Any
 
 from proof import bytecode, faults, reference, serve
 
-SECTIONS = ("base", "TP=2", "lora", "PP=2", "EP=2", "save")
+SECTIONS = ("base", "TP=2", "lora", "PP=2", "EP=2", "save", "lora TP=2", "lora EP=2")
 # most faults of a file: the family's own, and the shared code by its part in a mapping
 MODELS = "/megatron/bridge/models/"
 OWN = 48

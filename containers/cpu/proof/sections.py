@@ -85,11 +85,13 @@ def exported(bridge: Any, model: list[Any], **how: Any) -> dict[str, Any]:
 
 
 def logits_of(model: list[Any]) -> Any:
-    """Return the logits of the true vocabulary, (batch, length, VOCABULARY)."""
+    """Return the logits of the true vocabulary, (batch, length, VOCABULARY), put together where ranks have parts."""
     import torch
+    from megatron.core.tensor_parallel.mappings import gather_from_tensor_model_parallel_region
 
     positions = torch.arange(LENGTH)[None].expand(BATCH, -1)
-    return model[0](input_ids=tokens()[0], position_ids=positions, attention_mask=None)[..., :VOCABULARY]
+    logits = model[0](input_ids=tokens()[0], position_ids=positions, attention_mask=None)
+    return gather_from_tensor_model_parallel_region(logits)[..., :VOCABULARY]
 
 
 def logits_check(name: str, logits: Any, expected: Any) -> dict[str, Any]:
@@ -128,22 +130,27 @@ def save(run: Run) -> list[dict[str, Any]]:
     return equal("reload", exported(bridge, again), run.checkpoint)
 
 
-def lora(run: Run) -> list[dict[str, Any]]:
-    """Adapters with weights: their export explains the merged export, and the merged model computes the same."""
+def lora(section: str) -> Callable[[Run], list[dict[str, Any]]]:
+    """Return the section of adapters: their export explains the merged export, which computes the same without them."""
+    return lambda run: _lora(section, run)
+
+
+def _lora(section: str, run: Run) -> list[dict[str, Any]]:
     import torch
     from megatron.bridge.peft.lora import LoRA
 
     made = LoRA(dim=RANK, alpha=ALPHA, dropout=0.0)
     bridge, model = run.build(hook=lambda chunks: made(chunks, training=True))
-    source = torch.Generator().manual_seed(3)
+    shared, own = (torch.Generator().manual_seed(seed) for seed in (3, 4 + run.rank))
     adapters = 0
     with torch.no_grad():
         for name, weight in model[0].named_parameters():
-            if ".adapter." in name:
+            if ".adapter." in name:  # ranks have different parts of what is split, and the same of what is not
                 adapters += 1
+                source = own if getattr(weight, "tensor_model_parallel", False) else shared
                 weight.copy_(torch.randn(weight.shape, generator=source) / weight.shape[-1] ** 0.5)
-    model[0].eval()
-    logits = logits_of(model)
+        model[0].eval()
+        logits = logits_of(model)
     merged = exported(bridge, model, merge_adapter_weights=True)
     parts = dict(bridge.export_adapter_weights(model, cpu=True, show_progress=False))
     explained = dict(run.checkpoint)
@@ -154,16 +161,21 @@ def lora(run: Run) -> list[dict[str, Any]]:
             explained[base_name] = explained[base_name] + ALPHA / RANK * up.double() @ down.double()
     touched = sum(not torch.equal(explained[name], weight) for name, weight in run.checkpoint.items())
     checks = [
-        check("lora untouched", 0 if touched and adapters else 1, f"{touched} weights changed by {adapters} adapters"),
-        close("lora merge", merged, explained, "weights of the merged export against adapters' export"),
+        check(
+            f"{section} untouched",
+            0 if touched and adapters else 1,
+            f"{touched} weights changed by {adapters} adapters",
+        ),
+        close(f"{section} merge", merged, explained, "weights of the merged export against adapters' export"),
     ]
     for parameter in model[0].parameters():
         parameter.requires_grad_(requires_grad=False)
     bridge, plain = run.build(load_weights=False)
     state = _StateOf(bridge, merged)
-    bridge.load_hf_weights(plain, hf_path=state.write(run.scratch / "merged", run.model))
+    bridge.load_hf_weights(plain, hf_path=state.write(run.scratch / f"merged{run.rank}", run.model))
     plain[0].eval()
-    checks.append(logits_check("lora logits", logits_of(plain), logits))
+    with torch.no_grad():
+        checks.append(logits_check(f"{section} logits", logits_of(plain), logits))
     return checks
 
 
@@ -193,17 +205,12 @@ def parallel(name: str) -> Callable[[Run], list[dict[str, Any]]]:
 
     def section(run: Run) -> list[dict[str, Any]]:
         import torch
-        from megatron.core.tensor_parallel.mappings import gather_from_tensor_model_parallel_region
 
         bridge, model = run.build()
         checks = equal(name, exported(bridge, model), run.checkpoint)
         if not name.startswith("PP"):
-            positions = torch.arange(LENGTH)[None].expand(BATCH, -1)
             with torch.no_grad():
-                whole = model[0](input_ids=tokens()[0], position_ids=positions, attention_mask=None)
-                if name.startswith("TP"):
-                    whole = gather_from_tensor_model_parallel_region(whole)
-            checks.append(logits_check(f"{name} logits", whole[..., :VOCABULARY], run.kept["logits"]))
+                checks.append(logits_check(f"{name} logits", logits_of(model), run.kept["logits"]))
         return checks
 
     return section
@@ -212,9 +219,11 @@ def parallel(name: str) -> Callable[[Run], list[dict[str, Any]]]:
 # section -> (what it does, sizes of parallelism)
 SECTIONS: dict[str, tuple[Callable[[Run], list[dict[str, Any]]], dict[str, int]]] = {
     "base": (base, {}),
-    "lora": (lora, {}),
+    "lora": (lora("lora"), {}),
     "save": (save, {}),
     "TP=2": (parallel("TP=2"), {"tensor": 2}),
     "PP=2": (parallel("PP=2"), {"pipeline": 2}),
     "EP=2": (parallel("EP=2"), {"expert": 2}),
+    "lora TP=2": (lora("lora TP=2"), {"tensor": 2}),
+    "lora EP=2": (lora("lora EP=2"), {"expert": 2}),
 }

@@ -171,9 +171,14 @@ def pool(jobs: Iterator[tuple[Path, Callable[[], Any]]], width: int) -> Iterator
 
 
 def sections_of(family: str) -> list[str]:
-    """Return the sections of a family: EP only where there are experts."""
+    """Return the sections of a family: EP only where there are experts.
+
+    LoRA under TP only where there are none: with experts TP wants sequence parallelism, and then the Bridge asks for
+    the version of Transformer Engine.
+    """
     experts = any("expert" in name for name in RECIPES[family][2])
-    return [name for name in SECTIONS if experts or name != "EP=2"]
+    left_out = {"lora TP=2"} if experts else {"EP=2", "lora EP=2"}
+    return [name for name in SECTIONS if name not in left_out]
 
 
 def answers(out: Path, kept: Path, families: list[str], origins: dict[str, str], import_s: float) -> None:

@@ -124,7 +124,7 @@ def _memory(cuda: Any) -> None:
 
 
 def _current_device(torch: Any) -> None:
-    """Remember set_device: MegatronPolicyWorker compares current_device() with LOCAL_RANK."""
+    """Remember set_device and `with device(n)`: MegatronPolicyWorker compares current_device() with LOCAL_RANK."""
     current = 0
 
     def set_device(device: Any) -> None:
@@ -135,8 +135,15 @@ def _current_device(torch: Any) -> None:
             device = device.rpartition(":")[2]
         current = int(device or 0)
 
+    def exchange_device(device: int) -> int:
+        before = current
+        if device >= 0:  # -1: none was asked for
+            set_device(device)
+        return before
+
     torch.cuda.set_device = set_device
     torch.cuda.current_device = lambda: current
+    torch.cuda._exchange_device = torch.cuda._maybe_exchange_device = exchange_device  # noqa: SLF001 - of torch.cuda.device
 
 
 def _streams(torch: Any) -> None:

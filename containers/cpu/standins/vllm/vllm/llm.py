@@ -68,12 +68,12 @@ class LLM:
 
         from vllm.v1.worker.gpu_worker import Worker
 
-        if not torch.distributed.is_initialized():  # a vLLM worker is always a rank, and NeMo-RL's refit asks which
-            torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
         for name, value in options.items():
             if name in _DONE and value not in _DONE[name]:
                 msg = f"LLM({name}={value!r}) is not answered by the CPU stand-in of vLLM"
                 raise NotImplementedError(msg)
+        if not torch.distributed.is_initialized():  # a vLLM worker is always a rank, and NeMo-RL's refit asks which
+            torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
         self._name = model
         self._model, self._config = build(model, seed or 0, str(dtype))
         if load_format != "dummy":  # vLLM reads the checkpoint here; NeMo-RL asks for it in evaluation only

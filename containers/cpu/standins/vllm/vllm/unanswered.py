@@ -65,6 +65,7 @@ _ANSWERED: dict[str, dict[str, Any]] = {
     "vllm.config": {"set_current_vllm_config": lambda _: contextlib.nullcontext()},
     "vllm.envs": {"VLLM_USE_RAY_V2_EXECUTOR_BACKEND": True},
     "vllm.model_executor.model_loader.utils": {"process_weights_after_loading": lambda *_: None},
+    "vllm.v1.metrics.reader": {"get_metrics_snapshot": list},  # no metrics, as LLM.get_metrics
     "vllm.v1.worker.gpu_worker": {"Worker": Worker},
 }
 
