@@ -131,7 +131,7 @@ def execute(pipe: Pipeline, case: Case, retries: int | None = None) -> Done:
         if not pipe.settings.keep_work:
             attempts.clear_work(pipe.workspace.root / one["path"])
     last = tried[-1]
-    clean = last["reason"] == "exited" and last["rc"] == 0 and last["damage"] is None
+    clean = last["reason"] == "exited" and last["rc"] == 0 and last["damage"] is None and not last["log_lost_bytes"]
     return Done(
         {"attempts": tried, "command": _as_run(pipe, tried[-1], case), "notes": gpus.driver_notes(tried, before)},
         reusable=clean, evidence=proof, gpus=pipe.gpus.models[: case.gpus],
@@ -177,6 +177,7 @@ def _attempt(pipe: Pipeline, case: Case, place: Place, trees: Mapping[str, Tree]
         "id": attempt.id,
         "path": os.fspath(folder.relative_to(pipe.workspace.root)),
         "rc": exit_facts.get("rc"),
+        "log_lost_bytes": exit_facts.get("log_lost_bytes", 0),
         "reason": reason,
         "detail": attempt.engine_detail,
         "started": exit_facts.get("started"),

@@ -95,6 +95,9 @@ _STOPPED = {
     "cancelled": "the job was cancelled by somebody else",
 }
 
+# Proofs that a line of the log gives, or takes away by being there.
+_OF_THE_LOG = frozenset({"expect_log", "backend"})
+
 
 def steps_reached(series: Mapping[str, Mapping[str, Any]], tag: str) -> int:
     """Return the largest step of `tag`, 0 if it has none. Other tags count seconds as steps and never decide this."""
@@ -265,6 +268,11 @@ def decide(ask: Expectation, evidence: Evidence) -> Decision:
         return decided(Verdict.SKIPPED if ask.optional else Verdict.BLOCKED, Reason("skip", "script", text))
     complete = ask.steps is None or reached >= ask.steps
     if evidence.exit.get("rc") == 0 and ended == "exited":
+        lost = evidence.exit.get("log_lost_bytes")
+        if lost and all(reason.kind in _OF_THE_LOG for reason in missing):
+            why = evidence.exit.get("log_error")
+            text = f"{lost} bytes of run.log could not be written ({why}): what they said is unknown"
+            return decided(Verdict.BLOCKED, Reason("log_lost", "run.log", text), failure_class="environment")
         if not missing:
             return decided(Verdict.PASS)
         cause = _cause(evidence)

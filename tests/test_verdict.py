@@ -61,6 +61,10 @@ def test_a_series_that_proves_steps_or_work_is_finite_whatever_its_name(ask, val
         ({"exit": {"rc": 0, "reason": "terminated"}}, "Blocked", "stopped"),
         ({"exit": {"rc": None, "reason": "spawn_failed"}}, "Blocked", "stopped"),
         ({"exit": {"rc": 0, "reason": "oom"}}, "Blocked", "stopped"),
+        # a full disk: a forbidden line may be among those that are lost, or an expected one
+        ({"exit": {"rc": 0, "reason": "exited", "log_lost_bytes": 7, "log_error": "No space left"}}, "Blocked", "log_lost"),
+        ({"exit": {"rc": 0, "reason": "exited", "log_lost_bytes": 7}, "facts": log(expected={"ready": False})}, "Blocked", "log_lost"),
+        ({"exit": {"rc": 0, "reason": "exited", "log_lost_bytes": 7}, "series": series(token_mult_prob_error={"1": 1.0, "2": 1.2})}, "Fail", "check"),
         ({"exit": {"rc": 0, "reason": "engine_lost"}}, "Blocked", "stopped"),
         ({"probe": None}, "Blocked", "probe"),
         ({"probe": Verdict.FAIL}, "Blocked", "probe"),
